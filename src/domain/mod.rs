@@ -1,0 +1,11 @@
+//! The pure core: what order means, what a pass does with outcomes, when to try again.
+//!
+//! Nothing here ever does IO, reads a clock or draws a random number: time and draws are arguments.
+
+pub mod backoff;
+pub mod lanes;
+pub mod message;
+pub mod outcome;
+pub mod plan;
+pub mod policy;
+pub mod record;

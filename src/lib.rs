@@ -1,0 +1,14 @@
+//! keiro-relay relays rows of a Postgres outbox table to Kafka: none lost, in order, soon.
+//!
+//! Data flows one way: config → store (claim) → domain (plan) → publish → domain (partition) → store (settle).
+//! ARCHITECTURE.md has the code map and the rules each module keeps.
+
+pub mod cli;
+pub mod config;
+pub mod domain;
+pub mod http;
+pub mod producer;
+pub mod publish;
+pub mod relay;
+pub mod store;
+pub mod telemetry;
