@@ -408,10 +408,12 @@ impl Board {
             }
         };
         if let Some(change) = change {
-            state.changed(now, change);
+            state.changed(now, change.clone());
             let halted =
                 state.sources.iter().filter(|(_, source)| source.halt.is_some()).map(|(name, _)| name.as_str());
             self.0.metrics.halted(halted);
+            drop(state);
+            change.emit();
         }
     }
 
