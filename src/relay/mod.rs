@@ -1,1 +1,3 @@
+//! The relay: builds, spawns and stops the loops, and supervises them.
 
+pub mod health;
