@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
-use uuid::Uuid;
 
 use super::Context;
+use super::health::{Halt, HaltKind};
 use crate::domain::message::{PgTime, Position};
 use crate::domain::policy::{Policy, SourceRules};
 use crate::store::{Backlog, Head, Store, StoreError};
@@ -73,14 +73,16 @@ impl Maintenance {
     /// Ticks until stopped.
     pub(super) async fn run(mut self) {
         let ctx = Arc::clone(&self.ctx);
+        let longest_turn = STEP_MAX * 4 + ctx.config.maintenance.interval + ctx.turn_max();
+        let watch = ctx.board.register(LoopName::Sample, None, longest_turn);
         while !ctx.stop.is_cancelled() {
+            watch.tick();
             tokio::select! {
                 _ = self.tick() => {}
                 () = ctx.stop.cancelled() => return,
             }
             // Jittered, so that several relays do not tick together.
             let pause = ctx.config.maintenance.interval.mul_f64(0.9 + 0.2 * rand::random::<f64>());
-            ctx.board.tick(LoopName::Sample);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = ctx.stop.cancelled() => return,
@@ -110,7 +112,7 @@ impl Maintenance {
         match self.store.inspect().await {
             Ok(shape) => {
                 self.ctx.store.adopt(&shape);
-                self.ctx.board.schema(Ok(()));
+                self.ctx.board.schema(Ok(shape.describe()));
             }
             Err(error) => self.ctx.inspect_failed(&error),
         }
@@ -274,21 +276,14 @@ pub(crate) async fn sample(
     Ok(samples)
 }
 
-/// The row a source is halted on, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Halt {
-    /// The row.
-    pub outbox_id: Uuid,
-    /// Its last error.
-    pub reason: String,
-    /// Whether it waits for an operator.
-    pub held: bool,
-}
-
 /// Whether the head of a `stop_the_line` source halts it: it failed, and its attempt was not returned due at once.
 fn halts(head: &Head) -> Option<Halt> {
     let halting = head.status == "failed" && (head.attempt_count > 0 || !head.due);
-    halting.then(|| Halt { outbox_id: head.outbox_id, reason: head.last_error.clone(), held: head.held })
+    halting.then(|| Halt {
+        kind: if head.held { HaltKind::Held } else { HaltKind::Failing },
+        outbox_id: Some(head.outbox_id),
+        reason: head.last_error.clone(),
+    })
 }
 
 /// How long the oldest of these rows has waited that the policy would let us claim now.

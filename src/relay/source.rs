@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use uuid::Uuid;
 
 use super::Context;
+use super::health::{Halt, HaltKind};
 use super::pass::{self, PassSummary, Report};
 use super::sweep::{SweepKind, Sweeps};
 use crate::domain::lanes::{Lanes, Request};
 use crate::domain::message::{PgTime, Position};
-use crate::domain::policy::{Policy, SourceRules};
+use crate::domain::policy::{OnHalt, Policy, SourceRules};
 use crate::store::StoreError;
-use crate::telemetry::Stage;
+use crate::telemetry::{LoopName, Stage};
 
 /// Rows a page of a sweep looks at.
 const PAGE_ROWS: usize = 2_000;
@@ -41,8 +41,6 @@ pub(super) enum Mode {
 #[derive(Debug, Default, Clone)]
 pub(super) struct Done {
     pub summary: PassSummary,
-    /// The row that halts the source, when the last pass left it halted.
-    pub halted_on: Option<Uuid>,
     /// Drain only: gave up because the database or the cluster is away.
     pub gave_up: bool,
 }
@@ -99,7 +97,9 @@ impl SourceLoop {
 
     /// Runs until stopped (or drained), then waits for the passes in flight.
     pub(super) async fn run(mut self) -> Done {
+        let watch = self.ctx.board.register(LoopName::Source, Some(&self.source), self.ctx.turn_max());
         while !self.ctx.stop.is_cancelled() {
+            watch.tick();
             let now = Instant::now();
             while let Some(finished) = self.passes.try_join_next() {
                 self.finished(finished);
@@ -239,8 +239,12 @@ impl SourceLoop {
             self.poll_interval = self.ctx.config.relay.poll_interval_min;
             self.claimed_since_full += report.summary.claimed;
             if self.rules.policy == Policy::StopTheLine {
-                self.done.halted_on = report.halted_on;
-                self.ctx.board.halted(&self.source, report.halted_on);
+                let kind = match self.rules.on_halt {
+                    OnHalt::Retry => HaltKind::Failing,
+                    OnHalt::Hold => HaltKind::Held,
+                };
+                let halt = report.halted_on.map(|(id, reason)| Halt { kind, outbox_id: Some(id), reason });
+                self.ctx.halted(&self.source, halt);
             }
         }
         self.done.summary.add(&report.summary);
@@ -297,7 +301,7 @@ impl SourceLoop {
     }
 
     fn store_failed(&mut self, error: &StoreError) {
-        self.ctx.store_failed(Stage::Claim, error);
+        self.ctx.store_failed(Stage::Claim, Some(&self.source), error, None);
         self.sweeps.abandon(Instant::now());
         self.database_failed = true;
     }
