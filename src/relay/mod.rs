@@ -9,7 +9,7 @@ mod maintenance;
 mod pass;
 mod poll;
 mod source;
-mod sweep;
+
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,10 +11,11 @@ use tokio::task::JoinSet;
 use super::Context;
 use super::health::{Halt, HaltKind};
 use super::pass::{self, PassSummary, Report};
-use super::sweep::{SweepKind, Sweeps};
+
 use crate::domain::lanes::{Lanes, Request};
 use crate::domain::message::{PgTime, Position};
 use crate::domain::policy::{OnHalt, Policy, SourceRules};
+use crate::domain::sweep::{SweepKind, Sweeps};
 use crate::store::StoreError;
 use crate::telemetry::{LoopName, Stage};
 

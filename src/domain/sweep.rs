@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::domain::message::{PgTime, Position};
+use super::message::{PgTime, Position};
 
 /// How far before the oldest running transaction a late sweep begins: clocks step.
 const LATE_MARGIN_MICROS: i64 = 2_000_000;
