@@ -210,7 +210,7 @@ impl Maintenance {
         let samples = match sampled.await {
             Ok(Ok(samples)) => samples,
             Ok(Err(error)) => return ctx.store_failed(Stage::Sample, None, &error, None),
-            Err(_) => return ctx.store_failed(Stage::Sample, None, &StoreError::timed_out("the backlog sample"), None),
+            Err(_) => return ctx.store_failed(Stage::Sample, None, &StoreError::Timeout { waiting_for: "the backlog sample", bound: STEP_MAX }, None),
         };
         summary.backlog = samples.iter().map(|(sample, _)| sample.backlog()).sum();
         for (sample, halted) in &samples {
@@ -241,7 +241,7 @@ pub(crate) async fn sample(
     for source in sources {
         let policy = policy_of(source);
         let backlog: Backlog = match store.backlog(source, BACKLOG_ROWS).await {
-            Err(error) if error.is_timeout() => {
+            Err(StoreError::Timeout { .. }) => {
                 let capped = store.backlog(source, BACKLOG_ROWS_SLOW).await?;
                 Backlog { capped: true, ..capped }
             }
@@ -252,7 +252,11 @@ pub(crate) async fn sample(
         };
         let heads = store.heads(source, HEAD_ROWS).await?;
         let halted = match policy {
-            Some(Policy::StopTheLine) => heads.first().and_then(halts),
+            Some(Policy::StopTheLine) => heads.first().filter(|head| head.halts()).map(|head| Halt {
+                kind: if head.held { HaltKind::Held } else { HaltKind::Failing },
+                outbox_id: Some(head.outbox_id),
+                reason: head.last_error.clone(),
+            }),
             Some(Policy::PerKeyHeadOfLine | Policy::PerSourceStream | Policy::BestEffort) | None => None,
         };
         samples.push((
@@ -274,16 +278,6 @@ pub(crate) async fn sample(
         ));
     }
     Ok(samples)
-}
-
-/// Whether the head of a `stop_the_line` source halts it: it failed, and its attempt was not returned due at once.
-fn halts(head: &Head) -> Option<Halt> {
-    let halting = head.status == "failed" && (head.attempt_count > 0 || !head.due);
-    halting.then(|| Halt {
-        kind: if head.held { HaltKind::Held } else { HaltKind::Failing },
-        outbox_id: Some(head.outbox_id),
-        reason: head.last_error.clone(),
-    })
 }
 
 /// How long the oldest of these rows has waited that the policy would let us claim now.

@@ -34,7 +34,7 @@ use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
 use crate::domain::policy::SourceRules;
 use crate::publish::Publisher;
-use crate::store::{InspectError, Listener, Store, StoreError};
+use crate::store::{ErrorKind, InspectError, Listening, Store, StoreError};
 use crate::telemetry::{Failure, LoopName, Metrics, Reason, Stage, StateChange};
 
 /// Sources served at most; more are refused and shown.
@@ -69,8 +69,12 @@ impl Context {
     /// Reports a failed statement.
     fn store_failed(&self, stage: Stage, source: Option<&str>, error: &StoreError, elapsed: Option<Duration>) {
         let text = error.to_string();
-        Failure { stage, reason: error.reason(), source_name: source, error: &text, elapsed }.emit(&self.metrics);
-        if error.is_outage() && !self.database_away.swap(true, Ordering::SeqCst) {
+        let outage = match error.kind() {
+            ErrorKind::Transient | ErrorKind::Auth => true,
+            ErrorKind::Serialization | ErrorKind::Mismatch | ErrorKind::Fatal => false,
+        };
+        Failure { stage, reason: reason_of(error), source_name: source, error: &text, elapsed }.emit(&self.metrics);
+        if outage && !self.database_away.swap(true, Ordering::SeqCst) {
             self.board.database(Err(text));
         }
     }
@@ -116,6 +120,20 @@ impl Context {
     /// The longest healthy turn of a loop that talks to the database and waits for others' passes.
     fn turn_max(&self) -> Duration {
         self.config.database.statement_timeout.max(self.config.relay.publish_timeout) + TURN_MARGIN
+    }
+}
+
+/// The metric's reason for an error of the database.
+fn reason_of(error: &StoreError) -> Reason {
+    match error.reason() {
+        "connect" | "closed" => Reason::Connection,
+        "auth" => Reason::Authentication,
+        "timeout" => Reason::Timeout,
+        "serialization" => Reason::Conflict,
+        "permission" => Reason::Permission,
+        "schema" => Reason::Schema,
+        "unavailable" => Reason::Unavailable,
+        _ => Reason::Other,
     }
 }
 
@@ -485,7 +503,7 @@ async fn listen_for_changes(ctx: Arc<Context>) {
     let mut pause = RETRY_PAUSE_MIN;
     while !ctx.stop.is_cancelled() {
         watch.tick();
-        let mut listener: Listener = match ctx.store.listen().await {
+        let mut listener: Listening = match ctx.store.listen().await {
             Ok(listener) => listener,
             Err(error) => {
                 ctx.store_failed(Stage::Claim, None, &error, None);

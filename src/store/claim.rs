@@ -113,7 +113,7 @@ impl Store {
         const BLIND_GUESS_MICROS: i64 = 60_000_000;
         let statements = self.statements()?;
         let rows = self.query(&statements.late_floor, &[]).await?;
-        let row = rows.first().ok_or_else(|| StoreError::unexpected("LATE FLOOR returned no row"))?;
+        let row = rows.first().ok_or_else(|| StoreError::Protocol("LATE FLOOR returned no row".to_owned()))?;
         let now: PgTime = row.try_get("now")?;
         let floor: Option<PgTime> = row.try_get("late_floor")?;
         Ok(floor.unwrap_or(PgTime(now.0.saturating_sub(BLIND_GUESS_MICROS))))

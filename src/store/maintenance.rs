@@ -71,6 +71,14 @@ pub struct Head {
     pub waiting_seconds: f64,
 }
 
+impl Head {
+    /// Whether this row, at the head of a `stop_the_line` source, halts it: it failed, and its attempt was not returned due at once.
+    #[must_use]
+    pub fn halts(&self) -> bool {
+        self.status == "failed" && (self.attempt_count > 0 || !self.due)
+    }
+}
+
 /// Dead or rejected rows of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
@@ -154,7 +162,7 @@ impl Store {
         let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&micros(age), Type::INT8), (&to_bigint(rows), Type::INT8), (&from, Type::TIMESTAMPTZ)];
         let found = self.query(&statements.retention, &params).await?;
-        let row = found.first().ok_or_else(|| StoreError::unexpected("RETENTION returned no row"))?;
+        let row = found.first().ok_or_else(|| StoreError::Protocol("RETENTION returned no row".to_owned()))?;
         let deleted: i64 = row.try_get("deleted")?;
         Ok((u64::try_from(deleted).unwrap_or(0), row.try_get("reached")?))
     }
@@ -231,7 +239,7 @@ impl Store {
         let statements = self.statements()?;
         let (schema, table) = self.table_name();
         let found = self.query(&statements.table_health, &[(&schema, Type::TEXT), (&table, Type::TEXT)]).await?;
-        let row = found.first().ok_or_else(|| StoreError::unexpected("TABLE HEALTH returned no row"))?;
+        let row = found.first().ok_or_else(|| StoreError::Protocol("TABLE HEALTH returned no row".to_owned()))?;
         Ok(TableHealth {
             dead_tuples: row.try_get("dead_tuples")?,
             oldest_transaction_seconds: row.try_get("oldest_transaction_seconds")?,

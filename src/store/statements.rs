@@ -3,6 +3,7 @@
 //! Nothing here ever holds a value: values are parameters. Names are quoted identifiers, checked by the configuration.
 
 use super::inspect::{Profile, Shape};
+use super::names::qualified;
 
 /// Every statement of the relay for one table shape.
 #[derive(Debug)]
@@ -27,6 +28,9 @@ pub(super) struct Statements {
     pub heads: String,
     pub finished: String,
     pub table_health: String,
+    pub due: String,
+    pub count_sent: String,
+    pub resume: String,
     /// Whether the table has the rejected columns; without them `rejected` does not exist.
     pub rejected_columns: bool,
 }
@@ -39,7 +43,7 @@ const LIVE_SHARED: &str = "o.status not in ('sent', 'dead', 'rejected')";
 
 impl Statements {
     pub(super) fn new(schema: &str, table: &str, shape: &Shape) -> Self {
-        let table = format!("\"{schema}\".\"{table}\"");
+        let table = qualified(schema, table);
         let (live, in_live_index, finished, far) = match shape.profile {
             Profile::Lean => (
                 LIVE_LEAN,
@@ -77,6 +81,9 @@ impl Statements {
             heads: render(include_str!("sql/heads.sql")),
             finished: render(include_str!("sql/finished.sql")),
             table_health: render(include_str!("sql/table_health.sql")),
+            due: render(include_str!("sql/due.sql")),
+            count_sent: render(include_str!("sql/count_sent.sql")),
+            resume: render(include_str!("sql/resume.sql")),
             rejected_columns: shape.rejected_columns,
         }
     }
