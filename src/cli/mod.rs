@@ -1,1 +1,3 @@
+//! The command line: what was typed, dispatch, exit codes.
 
+pub mod health;

@@ -1,1 +1,4 @@
+//! Tests that need no services and take seconds.
 
+mod backoff;
+mod plan;
