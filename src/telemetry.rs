@@ -303,6 +303,8 @@ struct Inner {
     retention_deleted: IntCounter,
     last_success: GaugeVec,
     policy_info: IntGaugeVec,
+    table_dead_tuples: IntGauge,
+    oldest_transaction: Gauge,
     repeats: Mutex<Repeats<RepeatKey>>,
 }
 
@@ -480,6 +482,20 @@ impl Metrics {
                 r,
                 IntCounter::new("keiro_relay_retention_deleted_total", "Sent rows deleted by retention."),
             ),
+            table_dead_tuples: register(
+                r,
+                IntGauge::new(
+                    "keiro_relay_table_dead_tuples",
+                    "Dead tuples of the outbox table that vacuum has not removed yet.",
+                ),
+            ),
+            oldest_transaction: register(
+                r,
+                Gauge::new(
+                    "keiro_relay_oldest_transaction_seconds",
+                    "Age of the oldest transaction that keeps vacuum from removing dead tuples.",
+                ),
+            ),
             policy_info: int_gauges(
                 r,
                 "keiro_relay_policy_info",
@@ -577,6 +593,12 @@ impl Metrics {
     pub fn succeeded(&self, name: LoopName) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.0.last_success.with_label_values(&[name.name()]).set(now.as_secs_f64());
+    }
+
+    /// How the table itself is doing.
+    pub fn table_health(&self, dead_tuples: i64, oldest_transaction_seconds: f64) {
+        self.0.table_dead_tuples.set(dead_tuples);
+        self.0.oldest_transaction.set(oldest_transaction_seconds);
     }
 
     /// Sets the hash of the policy configuration in force.

@@ -31,7 +31,12 @@ impl Budget {
     pub fn new(rows_max: usize, bytes_max: usize) -> Self {
         let rows_max = rows_max.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         let units_max = units(bytes_max).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
-        Self { rows: Arc::new(Semaphore::new(rows_max)), units: Arc::new(Semaphore::new(units_max)), rows_max, units_max }
+        Self {
+            rows: Arc::new(Semaphore::new(rows_max)),
+            units: Arc::new(Semaphore::new(units_max)),
+            rows_max,
+            units_max,
+        }
     }
 
     /// Waits for a share that covers a batch of this size, or the whole budget when the batch is larger.

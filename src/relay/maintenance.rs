@@ -206,11 +206,21 @@ impl Maintenance {
 
     async fn sample(&self, sources: &[String], summary: &mut MaintenanceSummary) {
         let ctx = &self.ctx;
-        let sampled = timeout(STEP_MAX, sample(&self.store, sources, |source| ctx.config.rules(source).map(|rules| rules.policy)));
+        let sampled = timeout(
+            STEP_MAX,
+            sample(&self.store, sources, |source| ctx.config.rules(source).map(|rules| rules.policy)),
+        );
         let samples = match sampled.await {
             Ok(Ok(samples)) => samples,
             Ok(Err(error)) => return ctx.store_failed(Stage::Sample, None, &error, None),
-            Err(_) => return ctx.store_failed(Stage::Sample, None, &StoreError::Timeout { waiting_for: "the backlog sample", bound: STEP_MAX }, None),
+            Err(_) => {
+                return ctx.store_failed(
+                    Stage::Sample,
+                    None,
+                    &StoreError::Timeout { waiting_for: "the backlog sample", bound: STEP_MAX },
+                    None,
+                );
+            }
         };
         summary.backlog = samples.iter().map(|(sample, _)| sample.backlog()).sum();
         for (sample, halted) in &samples {

@@ -10,7 +10,6 @@ mod pass;
 mod poll;
 mod source;
 
-
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -146,7 +146,11 @@ async fn claim(ctx: &Context, source: &str, request: &Request) -> Result<Claim, 
     let bytes_max = ctx.config.relay.batch_bytes_max;
     match &request.lanes[0].lane {
         Lane::Source => ctx.store.claim_stream(source, request.lanes[0].rows_max, bytes_max).await,
-        Lane::Row(_) => ctx.store.claim_rows(&rows_of(request.lanes.iter().map(|wanted| &wanted.lane)), bytes_max, request.retry).await,
+        Lane::Row(_) => {
+            ctx.store
+                .claim_rows(&rows_of(request.lanes.iter().map(|wanted| &wanted.lane)), bytes_max, request.retry)
+                .await
+        }
         Lane::Key(_) => {
             let keys = keys_of(request.lanes.iter().map(|wanted| &wanted.lane));
             let rows_max: Vec<i32> =
@@ -204,7 +208,8 @@ async fn publish_and_settle(
     let started = Instant::now();
     let outcomes = publish(ctx, source, batch).await;
     let acknowledged = outcomes.iter().flatten().filter(|outcome| matches!(outcome, Outcome::Acked { .. })).count();
-    Published { source_name: source, rows: messages.len(), acknowledged, elapsed: started.elapsed() }.emit(&ctx.metrics);
+    Published { source_name: source, rows: messages.len(), acknowledged, elapsed: started.elapsed() }
+        .emit(&ctx.metrics);
     judge_cluster(ctx, &outcomes);
 
     let settlement = plan::partition(&plan, &messages, &outcomes, rules, rand::random::<f64>);
@@ -284,14 +289,19 @@ async fn publish(ctx: &Context, source: &str, batch: Batch) -> Vec<Option<Outcom
         }
         Ok(Err(join)) => {
             failed(Reason::Panic, "the publisher panicked; every row of the call counts as failed");
-            format!("publisher.panic: the publisher ended abnormally ({})", if join.is_panic() { "panic" } else { "cancelled" })
+            format!(
+                "publisher.panic: the publisher ended abnormally ({})",
+                if join.is_panic() { "panic" } else { "cancelled" }
+            )
         }
         Err(_) => {
             call.abort();
             failed(Reason::Timeout, "the publisher did not answer by its deadline");
             let setback = Setback {
                 blame: Blame::Cluster,
-                error: "publisher.no_answer: the publisher did not answer by its deadline; the row may have been written".to_owned(),
+                error:
+                    "publisher.no_answer: the publisher did not answer by its deadline; the row may have been written"
+                        .to_owned(),
                 pause: GIVEN_UP_PAUSE,
             };
             return messages.iter().map(|_| Some(Outcome::Unknown(setback.clone()))).collect();
@@ -349,7 +359,9 @@ fn note_verdicts(ctx: &Context, source: &Arc<str>, messages: &[Message], verdict
                     metrics.end_to_end(now.saturating_sub(created) as f64 / 1e6);
                 }
             }
-            Verdict::Failed { error, .. } | Verdict::Held { error } | Verdict::Returned { error, .. } => ctx.board.failure(source, error),
+            Verdict::Failed { error, .. } | Verdict::Held { error } | Verdict::Returned { error, .. } => {
+                ctx.board.failure(source, error)
+            }
             Verdict::Dead { error } => {
                 ended(RowEnd::Dead, error);
                 ctx.board.failure(source, error);

@@ -76,7 +76,13 @@ pub(super) struct SourceLoop {
 }
 
 impl SourceLoop {
-    pub(super) fn new(ctx: Arc<Context>, source: Arc<str>, rules: SourceRules, mode: Mode, wakers: Arc<Wakers>) -> Self {
+    pub(super) fn new(
+        ctx: Arc<Context>,
+        source: Arc<str>,
+        rules: SourceRules,
+        mode: Mode,
+        wakers: Arc<Wakers>,
+    ) -> Self {
         let lanes = Lanes::new(rules.policy, LANES_MAX);
         let poll_interval = ctx.config.relay.poll_interval_min;
         Self {

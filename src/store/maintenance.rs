@@ -157,7 +157,12 @@ impl Store {
     }
 
     /// Deletes at most `rows` sent rows older than `age`; returns how many, and the published_at it reached.
-    pub async fn delete_sent(&self, age: Duration, rows: usize, from: PgTime) -> Result<(u64, Option<PgTime>), StoreError> {
+    pub async fn delete_sent(
+        &self,
+        age: Duration,
+        rows: usize,
+        from: PgTime,
+    ) -> Result<(u64, Option<PgTime>), StoreError> {
         let statements = self.statements()?;
         let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&micros(age), Type::INT8), (&to_bigint(rows), Type::INT8), (&from, Type::TIMESTAMPTZ)];

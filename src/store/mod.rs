@@ -88,6 +88,11 @@ impl Store {
         self.known().is_some_and(|known| known.shape.can_delete)
     }
 
+    /// Whether the table has the status `rejected`.
+    fn has_rejected(&self) -> bool {
+        self.known().is_some_and(|known| known.shape.rejected_columns)
+    }
+
     /// Opens a connection that hears when a command made old rows due again.
     ///
     /// # Errors

@@ -38,7 +38,8 @@ impl Store {
         let statements = self.statements()?;
         let mut tx = self.db.begin(self.bound).await?;
         let changed = tx.query(&statements.resume, &[(&head.outbox_id, Type::UUID)], self.bound).await?;
-        tx.execute("select pg_notify($1, $2)", &[(&WAKE_CHANNEL, Type::TEXT), (&source, Type::TEXT)], self.bound).await?;
+        tx.execute("select pg_notify($1, $2)", &[(&WAKE_CHANNEL, Type::TEXT), (&source, Type::TEXT)], self.bound)
+            .await?;
         tx.commit(self.bound).await?;
         Ok(changed.first().map(|_| head.outbox_id))
     }

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::{ErrorKind, Store, StoreError};
 use crate::domain::message::{Message, PgTime};
+use crate::domain::outcome::{is_rejection_code, last_error, rejection_detail};
 use crate::domain::plan::Verdict;
 
 /// Pause before a settlement is tried again; doubles up to the maximum.
@@ -43,7 +44,12 @@ impl Store {
     ///
     /// Tried again after a lost connection, a deadlock or a serialisation failure until `give_up_at`: from then on the rows
     /// wait for their lease to run out. Sent rows go first, so that a crash in between costs the fewest duplicates.
-    pub async fn settle(&self, messages: &[Message], verdicts: &[Verdict], give_up_at: Instant) -> Result<Settled, StoreError> {
+    pub async fn settle(
+        &self,
+        messages: &[Message],
+        verdicts: &[Verdict],
+        give_up_at: Instant,
+    ) -> Result<Settled, StoreError> {
         assert_eq!(messages.len(), verdicts.len(), "one verdict per claimed row");
         let Some(stamp) = messages.first().map(|message| message.updated_at) else { return Ok(Settled::default()) };
         let mut settled = Settled::default();
@@ -117,7 +123,12 @@ impl Store {
         }
     }
 
-    async fn settle_once(&self, verb: Verb, changes: &[Change<'_>], stamp: PgTime) -> Result<HashSet<Uuid>, StoreError> {
+    async fn settle_once(
+        &self,
+        verb: Verb,
+        changes: &[Change<'_>],
+        stamp: PgTime,
+    ) -> Result<HashSet<Uuid>, StoreError> {
         let statements = self.statements()?;
         let ids: Vec<Uuid> = changes.iter().map(|change| change.id).collect();
         let attempts: Vec<i64> = changes.iter().map(|change| change.attempt).collect();
@@ -153,8 +164,10 @@ impl Store {
                 let (mut codes, mut details) = (Vec::new(), Vec::new());
                 for change in changes {
                     if let Verdict::Rejected(rejection) = change.verdict {
-                        codes.push(rejection.code.as_str());
-                        details.push(rejection.detail.as_str());
+                        // A foreign publisher's text must not break the checks of the table, and its neighbours with it.
+                        let code = rejection.code.as_str();
+                        codes.push(if is_rejection_code(code) { code } else { "publisher.rejected" });
+                        details.push(rejection_detail(&rejection.detail));
                     }
                 }
                 self.query(
@@ -219,7 +232,7 @@ impl Unsent {
     fn of(verdict: &Verdict) -> Self {
         let failed = |error: &str, delay: Duration, attempt_returned| Self {
             status: "failed",
-            error: bounded_error(error),
+            error: last_error(error),
             delay_micros: i64::try_from(delay.as_micros()).unwrap_or(i64::MAX),
             attempt_returned,
         };

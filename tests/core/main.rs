@@ -1,3 +1,5 @@
-//! Tests that need no services.
+//! Tests that need no services and take seconds.
 
+mod backoff;
+mod plan;
 mod record;
