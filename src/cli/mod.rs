@@ -1,1 +1,5 @@
+//! The command line.
+//!
+//! Nothing here ever decides what happens to a message.
 
+pub mod config;
