@@ -5,8 +5,12 @@
 mod connect;
 mod db;
 mod error;
+mod inspect;
 mod names;
 
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
 pub use error::{ErrorKind, REASONS, StoreError};
+pub use inspect::{
+    COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
+};
 pub use names::{qualified, quoted};

@@ -2,6 +2,8 @@
 //!
 //! Nothing here ever puts a value into SQL text; values are parameters.
 
+use super::inspect::Profile;
+
 /// Longest identifier the server keeps; longer ones it would cut in silence.
 const NAME_BYTES_MAX: usize = 63;
 
@@ -15,6 +17,21 @@ pub fn quoted(identifier: &str) -> String {
 #[must_use]
 pub fn qualified(schema: &str, table: &str) -> String {
     format!("{}.{}", quoted(schema), quoted(table))
+}
+
+/// The names of a profile's indexes beside the primary key, in the order of the contract and of design §2.
+///
+/// The contract's names for its own table; another table's begin with its name.
+pub(super) fn indexes(profile: Profile, table: &str) -> Vec<String> {
+    let (prefix, suffixes): (_, &[&str]) = match profile {
+        Profile::Lean => {
+            ("keiro_relay", &["message_id_key", "source_order_idx", "key_order_idx", "sent_idx", "far_idx"])
+        }
+        Profile::Shared => {
+            ("", &["pending_idx", "head_of_line_idx", "source_order_idx", "claim_order_idx", "sent_gc_idx"])
+        }
+    };
+    suffixes.iter().map(|suffix| derived(prefix, table, suffix)).collect()
 }
 
 /// `PREFIX_TABLE_SUFFIX`, with the table's part cut and marked by a hash where the whole would be too long.
