@@ -1,3 +1,4 @@
 //! The command line.
 
 pub mod demo;
+pub mod migrate;

@@ -313,7 +313,8 @@ pub async fn inspect(db: &Db, schema: &str, table: &str) -> Result<Shape, Inspec
         Profile::Shared
     };
     let indexes = texts(&look(include_str!("sql/inspect_indexes.sql"), true).await?)?;
-    let missing_indexes = names::indexes(profile, table).into_iter().filter(|index| !indexes.contains(index)).collect();
+    let missing_indexes =
+        names::indexes(profile, table).map(|(_, name)| name).filter(|name| !indexes.contains(name)).collect();
 
     if !problems.is_empty() {
         return Err(InspectError::Problems(problems));
