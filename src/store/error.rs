@@ -181,11 +181,18 @@ impl StoreError {
 
 impl From<tokio_postgres::Error> for StoreError {
     fn from(error: tokio_postgres::Error) -> Self {
+        Self::of(&error)
+    }
+}
+
+impl StoreError {
+    /// Sorts what the driver said of an open connection.
+    pub(crate) fn of(error: &tokio_postgres::Error) -> Self {
         if let Some(db) = error.as_db_error() {
             return Self::from_server(db);
         }
-        let cause = cause_of(&error);
-        match DriverKind::of(&error) {
+        let cause = cause_of(error);
+        match DriverKind::of(error) {
             DriverKind::Network => Self::Closed(cause),
             DriverKind::Closed => Self::Closed("closed by the server".to_owned()),
             DriverKind::Value => Self::Value(format!("{error} ({cause})")),

@@ -8,6 +8,7 @@ mod db;
 mod error;
 mod inspect;
 mod maintenance;
+mod migrate;
 mod names;
 mod operator;
 mod pgtime;
@@ -22,7 +23,10 @@ use tokio_postgres::Row;
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
 pub use error::{ErrorKind, REASONS, StoreError};
-pub use inspect::{InspectError, Profile, Shape};
+pub use inspect::{
+    COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
+};
+pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use names::{qualified, quoted};
 pub use settle::Settled;
@@ -70,7 +74,7 @@ impl Store {
     /// # Errors
     /// Every problem of the table at once, or why it could not be read.
     pub async fn inspect(&self) -> Result<Shape, InspectError> {
-        inspect::inspect(&self.db, &self.schema, &self.table).await
+        inspect(&self.db, &self.schema, &self.table).await
     }
 
     /// Uses the statements of this shape from now on.
