@@ -90,7 +90,7 @@ impl Context {
     fn inspect_failed(&self, error: &InspectError) {
         match error {
             InspectError::Store(error) => self.store_failed(Stage::Maintenance, None, error, None),
-            InspectError::Schema(problems) => self.board.schema(Err(problems.to_string())),
+            problems @ InspectError::Problems(_) => self.board.schema(Err(problems.to_string())),
         }
     }
 
@@ -377,7 +377,7 @@ async fn prepare(ctx: &Context, patient: bool) -> Result<(), String> {
                 ctx.board.schema(Ok(shape.describe()));
                 return Ok(());
             }
-            Err(InspectError::Schema(problems)) => return Err(problems.to_string()),
+            Err(problems @ InspectError::Problems(_)) => return Err(problems.to_string()),
             Err(InspectError::Store(error)) if !patient => return Err(error.to_string()),
             Err(error) => ctx.inspect_failed(&error),
         }
