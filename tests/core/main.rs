@@ -1,3 +1,5 @@
 //! Tests that need no services.
 
+mod codes;
+mod faults;
 mod record;
