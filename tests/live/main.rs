@@ -1,1 +1,4 @@
+//! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
+mod smoke;
+mod support;
