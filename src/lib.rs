@@ -3,10 +3,7 @@
 //! Data flows one way: config → store (claim) → domain (plan) → publish → domain (partition) → store (settle).
 //! ARCHITECTURE.md has the code map and the rules each module keeps.
 
-pub mod cli {
-    //! temporary until every command builds
-    pub mod demo;
-}
+pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod http;

@@ -4,7 +4,6 @@
 
 pub mod config;
 pub mod demo;
-pub mod enqueue;
 pub mod health;
 pub mod migrate;
 mod operator;
@@ -14,9 +13,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{Config, Overrides};
+use crate::config::{Config, Overrides, environment};
+use crate::store::{Db, Profile};
 
 /// Done.
 pub const EXIT_OK: u8 = 0;
@@ -50,11 +50,11 @@ struct Global {
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Database URL, over file and environment.
-    #[arg(long, global = true, value_name = "URL", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "URL")]
     database_url: Option<String>,
     /// Kafka brokers, comma-separated host:port, over file and environment.
-    #[arg(long, global = true, value_name = "LIST", value_delimiter = ',')]
-    brokers: Option<Vec<String>>,
+    #[arg(long, global = true, value_name = "LIST")]
+    brokers: Option<String>,
     /// Log filter such as `info` or `keiro_relay=debug`, over file and environment.
     #[arg(long, global = true, value_name = "FILTER")]
     log_level: Option<String>,
@@ -76,16 +76,17 @@ enum Command {
     },
     /// Create the table, or adopt the one that is there; safe to run every time.
     #[command(after_help = "Example:\n  keiro-relay migrate --profile lean --dry-run")]
-    Migrate(migrate::Arguments),
+    Migrate {
+        /// Index profile of a table that does not exist yet.
+        #[arg(long, value_enum)]
+        profile: Option<ProfileName>,
+        /// Print the SQL and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Check or print the configuration; contacts nothing.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Insert rows, one JSON object a line on standard input, in one transaction.
-    #[command(
-        after_help = "Example:\n  echo '{\"source\":\"billing\",\"destination\":\"invoices\",\"message_key\":\"42\",\
-                      \"event_type\":\"InvoiceSent\",\"payload\":{\"total\":7}}' | keiro-relay enqueue"
-    )]
-    Enqueue,
     /// Show every source: policy, rows by status, ages, what it is halted on.
     #[command(after_help = "Example:\n  keiro-relay status --json")]
     Status {
@@ -114,9 +115,15 @@ enum Command {
         #[arg(long)]
         ready: bool,
     },
-    /// Show the main job on servers of its own: 10,000 rows, four policies, a poison row and a halt.
-    #[command(after_help = "Example:\n  keiro-relay demo --keep")]
-    Demo(demo::Arguments),
+}
+
+/// `--profile`.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ProfileName {
+    /// Fastest: claims are HOT updates. For a table that only this program migrates.
+    Lean,
+    /// keiro's own indexes.
+    Shared,
 }
 
 #[derive(Debug, Subcommand)]
@@ -129,11 +136,17 @@ enum ConfigCommand {
 
 impl Global {
     fn overrides(&self) -> Overrides {
-        Overrides {
-            database_url: self.database_url.clone(),
-            brokers: self.brokers.clone(),
-            log_level: self.log_level.clone(),
+        let mut overrides = Overrides::new();
+        if let Some(url) = &self.database_url {
+            overrides = overrides.set("--database-url", "database.url", url);
         }
+        if let Some(brokers) = &self.brokers {
+            overrides = overrides.set("--brokers", "kafka.brokers", brokers);
+        }
+        if let Some(level) = &self.log_level {
+            overrides = overrides.set("--log-level", "log.level", level);
+        }
+        overrides
     }
 
     fn path(&self) -> Option<&Path> {
@@ -157,24 +170,77 @@ pub fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> u8 {
     let global = cli.global;
     match cli.command {
-        Command::Config(ConfigCommand::Check) => config::check(global.path(), global.overrides()),
-        Command::Config(ConfigCommand::Print) => config::print(global.path(), global.overrides()),
-        Command::Demo(arguments) => demo::main(&arguments, global.database_url.as_deref(), global.brokers.as_deref()),
-        Command::Run => with_config(&global, |config| run::run(config)),
+        Command::Config(command) => {
+            let (path, environment, flags) = (global.path(), environment(), global.overrides());
+            let (mut out, mut err) = (io::stdout().lock(), io::stderr().lock());
+            match command {
+                ConfigCommand::Check => written(config::check(path, environment, flags, &mut out, &mut err)),
+                ConfigCommand::Print => written(config::print(path, environment, flags, &mut out, &mut err)),
+            }
+        }
+        Command::Run => with_config(&global, run::run),
         Command::Drain { json } => with_config(&global, |config| run::drain(config, json)),
-        Command::Migrate(arguments) => with_config(&global, |config| block_on(migrate::main(&config, &arguments))),
-        Command::Enqueue => with_config(&global, |config| block_on(enqueue::main(&config))),
+        Command::Migrate { profile, dry_run } => {
+            let profile = profile.map(|profile| match profile {
+                ProfileName::Lean => Profile::Lean,
+                ProfileName::Shared => Profile::Shared,
+            });
+            with_config(&global, |config| block_on(migrate(&config, migrate::Options { profile, dry_run })))
+        }
         Command::Status { json } => with_config(&global, |config| block_on(operator::status(&config, json))),
         Command::Resume { source, json, dry_run } => {
             with_config(&global, |config| block_on(operator::resume(&config, &source, json, dry_run)))
         }
-        Command::Health { ready } => with_config(&global, |config| health::main(&config, ready)),
+        Command::Health { ready } => with_config(&global, |config| health(&config, ready)),
+    }
+}
+
+async fn migrate(config: &Config, options: migrate::Options) -> u8 {
+    let database = &config.database;
+    match Db::new(database, &config.relay.instance, &config.policy_hash()) {
+        Ok(db) => {
+            // Stdout's lock cannot cross an await on another thread, and the report is short: it is written in one go.
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            let code = migrate::run(&db, &database.schema, &database.table, options, &mut out, &mut err).await;
+            let _ = io::stderr().lock().write_all(&err);
+            let _ = io::stdout().lock().write_all(&out);
+            written(code)
+        }
+        Err(error) => {
+            complain(&error.to_string());
+            EXIT_CONFIG
+        }
+    }
+}
+
+fn health(config: &Config, ready: bool) -> u8 {
+    match health::check(config.http.listen, ready, health::TIMEOUT) {
+        Ok(answer) => {
+            say(answer.body.trim_end());
+            if answer.fine { EXIT_OK } else { EXIT_FAILED }
+        }
+        Err(error) => {
+            complain(&error);
+            EXIT_FAILED
+        }
+    }
+}
+
+/// The exit code of a command that writes: a reader that went away is no failure.
+fn written(result: io::Result<u8>) -> u8 {
+    match result {
+        Ok(code) => code,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => EXIT_OK,
+        Err(error) => {
+            complain(&format!("cannot write: {error}"));
+            EXIT_FAILED
+        }
     }
 }
 
 /// Loads the configuration, or prints every problem and returns 78.
 fn with_config(global: &Global, command: impl FnOnce(Config) -> u8) -> u8 {
-    match Config::load(global.path(), std::env::vars_os(), global.overrides()) {
+    match Config::load(global.path(), environment(), global.overrides()) {
         Ok(loaded) => {
             for warning in &loaded.warnings {
                 complain(&format!("warning: {warning}"));

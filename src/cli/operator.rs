@@ -25,7 +25,7 @@ async fn open(config: &Config) -> Result<Store, u8> {
             store.adopt(&shape);
             Ok(store)
         }
-        Err(InspectError::Schema(problems)) => {
+        Err(problems @ InspectError::Problems(_)) => {
             complain(&problems.to_string());
             Err(EXIT_CONFIG)
         }
@@ -123,7 +123,9 @@ pub(super) async fn resume(config: &Config, source: &str, json: bool, dry_run: b
         Err(code) => return code,
     };
     if config.rules(source).map(|rules| rules.policy) != Some(Policy::StopTheLine) {
-        complain(&format!("source {source:?} is not a stop_the_line source of this configuration, so it is never halted"));
+        complain(&format!(
+            "source {source:?} is not a stop_the_line source of this configuration, so it is never halted"
+        ));
         return EXIT_STATE;
     }
     match store.resume(source, dry_run).await {

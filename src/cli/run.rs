@@ -13,7 +13,7 @@ use crate::http::Server;
 use crate::publish::Publisher;
 use crate::publish::kafka::KafkaPublisher;
 use crate::relay::health::{Board, Identity, Limits};
-use crate::relay::{DrainReport, End, Relay};
+use crate::relay::{DrainError, DrainReport, End, Relay};
 use crate::store::{Store, StoreError};
 use crate::telemetry::{self, Metrics};
 
@@ -51,7 +51,7 @@ async fn run_until_stopped(config: Config) -> u8 {
             return EXIT_CONFIG;
         }
     };
-    info!(address = %server.addr(), "http listens");
+    info!(address = %server.addr, "http listens");
     let relay = match build(config, board) {
         Ok(relay) => relay,
         Err(error) => {
@@ -125,8 +125,12 @@ pub(super) fn drain(config: Config, json: bool) -> u8 {
         match relay.drain().await {
             Ok(report) => print_drained(&report, json),
             Err(error) => {
-                complain(&error.text);
-                if error.schema { EXIT_CONFIG } else { EXIT_FAILED }
+                complain(&error.to_string());
+                match error {
+                    DrainError::Schema(_) => EXIT_CONFIG,
+                    DrainError::Database(_) => EXIT_FAILED,
+                    DrainError::Bug(_) => EXIT_BUG,
+                }
             }
         }
     });
@@ -170,7 +174,8 @@ fn board(config: &Config) -> Board {
 
 /// Builds the relay over Kafka; contacts nothing.
 fn build(config: Config, board: Board) -> Result<Relay, String> {
-    let publisher: Arc<dyn Publisher> = Arc::new(KafkaPublisher::new(&config).map_err(|error| error.to_string())?);
+    let publisher: Arc<dyn Publisher> =
+        Arc::new(KafkaPublisher::new(&config.kafka, &config.relay).map_err(|error| error.to_string())?);
     let store = Store::new(&config, config.database.pool_size - 1).map_err(|error: StoreError| error.to_string())?;
     // The slow timer has a connection of its own.
     let maintenance = Store::new(&config, 1).map_err(|error| error.to_string())?;

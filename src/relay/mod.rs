@@ -156,6 +156,21 @@ pub enum End {
     Bug(String),
 }
 
+/// Why `drain` has no report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DrainError {
+    /// The table is not what we understand: every problem, named.
+    #[error("{0}")]
+    Schema(String),
+    /// The database could not be asked.
+    #[error(transparent)]
+    Database(#[from] StoreError),
+    /// A loop panicked.
+    #[error("a loop panicked: {0}")]
+    Bug(String),
+}
+
 /// What `drain` did.
 #[derive(Debug, Default, Clone, Serialize)]
 pub struct DrainReport {
@@ -235,7 +250,7 @@ impl Relay {
         let ctx = self.ctx;
         StateChange::Started.emit();
         if let Err(problems) = prepare(&ctx, true).await {
-            return End::Schema(problems);
+            return End::Schema(problems.to_string());
         }
         if ctx.stop.is_cancelled() {
             return End::Stopped { clean: true };
@@ -299,7 +314,7 @@ impl Relay {
     ///
     /// # Errors
     /// Every problem of the table, named, when it is not what we understand; or why the database could not be reached.
-    pub async fn drain(self) -> Result<DrainReport, String> {
+    pub async fn drain(self) -> Result<DrainReport, DrainError> {
         let started = Instant::now();
         let ctx = self.ctx;
         prepare(&ctx, false).await?;
@@ -310,7 +325,7 @@ impl Relay {
         report.dead = dead;
         let mut served: BTreeMap<String, Done> = BTreeMap::new();
         loop {
-            let sources = ctx.store.sources(SOURCES_MAX).await.map_err(|error| error.to_string())?;
+            let sources = ctx.store.sources(SOURCES_MAX).await?;
             let mut loops: JoinSet<(String, Done)> = JoinSet::new();
             for source in sources {
                 let Some(rules) = ctx.config.rules(&source) else { continue };
@@ -323,7 +338,7 @@ impl Relay {
                 break;
             }
             while let Some(ended) = loops.join_next().await {
-                let (source, done) = ended.map_err(|error| format!("a loop panicked: {error}"))?;
+                let (source, done) = ended.map_err(|error| DrainError::Bug(error.to_string()))?;
                 served.insert(source, done);
             }
         }
@@ -338,11 +353,11 @@ impl Relay {
             report.rejected += summary.rejected;
             report.lost += summary.lost;
             report.gave_up |= done.gave_up;
-            report.due += ctx.store.due(source).await.map_err(|error| error.to_string())?;
+            report.due += ctx.store.due(source).await?;
         }
         let names: Vec<String> = served.keys().cloned().collect();
         let policy_of = |source: &str| ctx.config.rules(source).map(|rules| rules.policy);
-        let samples = sample(&ctx.store, &names, policy_of).await.map_err(|error| error.to_string())?;
+        let samples = sample(&ctx.store, &names, policy_of).await?;
         for (sample, halted) in samples {
             if let Some(outbox_id) = halted.and_then(|halt| halt.outbox_id) {
                 report.halted_on.push(HaltedOn { source: sample.source, outbox_id });
@@ -362,7 +377,7 @@ async fn named(name: &'static str, looping: impl Future<Output = ()>) -> &'stati
 }
 
 /// Reads the table's shape before anything is claimed. With `patient`, waits for a database that is away until stopped.
-async fn prepare(ctx: &Context, patient: bool) -> Result<(), String> {
+async fn prepare(ctx: &Context, patient: bool) -> Result<(), DrainError> {
     let watch = ctx.board.register(LoopName::Discover, Some("start"), ctx.turn_max());
     let mut pause = RETRY_PAUSE_MIN;
     loop {
@@ -377,8 +392,8 @@ async fn prepare(ctx: &Context, patient: bool) -> Result<(), String> {
                 ctx.board.schema(Ok(shape.describe()));
                 return Ok(());
             }
-            Err(problems @ InspectError::Problems(_)) => return Err(problems.to_string()),
-            Err(InspectError::Store(error)) if !patient => return Err(error.to_string()),
+            Err(problems @ InspectError::Problems(_)) => return Err(DrainError::Schema(problems.to_string())),
+            Err(InspectError::Store(error)) if !patient => return Err(error.into()),
             Err(error) => ctx.inspect_failed(&error),
         }
         tokio::select! {

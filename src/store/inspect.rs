@@ -73,7 +73,12 @@ impl Shape {
     pub fn describe(&self) -> String {
         let columns = if self.rejected_columns { "with" } else { "without" };
         let version = self.server_version;
-        format!("{} profile, {columns} rejected columns, PostgreSQL {}.{}", self.profile, version / 10_000, version % 10_000)
+        format!(
+            "{} profile, {columns} rejected columns, PostgreSQL {}.{}",
+            self.profile,
+            version / 10_000,
+            version % 10_000
+        )
     }
 
     /// What works but should be known, one line each; `retention` says whether sent rows are to be deleted.
@@ -89,10 +94,16 @@ impl Shape {
             warnings.push(text.to_owned());
         }
         if self.unlogged {
-            warnings.push("database: the table is unlogged: a crash of the server loses its rows; alter table … set logged".to_owned());
+            warnings.push(
+                "database: the table is unlogged: a crash of the server loses its rows; alter table … set logged"
+                    .to_owned(),
+            );
         }
         if self.in_recovery {
-            warnings.push("database: the server is a standby: nothing can be claimed there; name the primary in database.url".to_owned());
+            warnings.push(
+                "database: the server is a standby: nothing can be claimed there; name the primary in database.url"
+                    .to_owned(),
+            );
         }
         if !self.missing_indexes.is_empty() {
             let names = self.missing_indexes.join(", ");

@@ -26,8 +26,8 @@ pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
     COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
 };
-pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
+pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
 pub use settle::Settled;
 
