@@ -1,4 +1,6 @@
 //! Tests that need no services and take seconds.
 
 mod backoff;
+mod health;
 mod plan;
+mod telemetry;
