@@ -111,7 +111,8 @@ fn nothing_is_ready_before_both_sides_answered_once() {
 
 #[test]
 fn each_side_that_fails_is_a_reason_with_the_time_it_began() {
-    let fail: [(&str, fn(&Board, &str)); 3] = [
+    type Fail = fn(&Board, &str);
+    let fail: [(&str, Fail); 3] = [
         ("database", |board, reason| board.database(Err(reason.into()))),
         ("broker", |board, reason| board.broker(Some(reason.into()))),
         ("schema", |board, reason| board.schema(Err(reason.into()))),
@@ -181,7 +182,8 @@ fn rows_that_are_ready_and_get_no_verdict_are_a_reason_since_the_last_one() {
 
 #[test]
 fn rows_that_are_not_due_not_ours_held_or_served_elsewhere_are_no_reason() {
-    let cases: [(&str, fn(&Scene)); 7] = [
+    type Arrange = fn(&Scene);
+    let cases: [(&str, Arrange); 7] = [
         ("nothing is ready: backoff, or behind a failing row", |scene| {
             scene.board.sampled(vec![SourceSample {
                 oldest_ready_age_seconds: None,

@@ -2,5 +2,6 @@
 
 mod backoff;
 mod health;
+mod http;
 mod plan;
 mod telemetry;
