@@ -898,6 +898,12 @@ struct Broker {
     server: Mutex<Server>,
 }
 
+/// Lines with the time, and without the hundreds of settings that would fill an error's log tail.
+const LOGGING: [&str; 3] = [
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",
+];
 /// The listener that every cluster has.
 const PLAIN: &str = "PLAINTEXT";
 /// The controller's listener.
@@ -920,7 +926,10 @@ impl Kafka {
         }
         let heap_megabytes_max = options.heap_megabytes_max;
         let kafka = Self { directory, lib: installation.lib(), heap_megabytes_max, brokers };
-        let cluster = URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes());
+        let mut cluster = uuid::Uuid::new_v4().into_bytes();
+        // Its text must not begin with '-', which the tool would take for an option.
+        cluster[0] &= 0x7f;
+        let cluster = URL_SAFE_NO_PAD.encode(cluster);
         for broker in &kafka.brokers {
             kafka.format(broker, &cluster)?;
         }
@@ -934,7 +943,7 @@ impl Kafka {
             .filter(|java| java.is_file())
             .unwrap_or_else(|| PathBuf::from("java"));
         let mut command = tethered(java, RunAs::Ourselves)?;
-        command.arg(format!("-Xmx{}m", self.heap_megabytes_max)).args(["-XX:-UsePerfData", "-cp"]);
+        command.arg(format!("-Xmx{}m", self.heap_megabytes_max)).arg("-XX:-UsePerfData").args(LOGGING).arg("-cp");
         command.arg(self.lib.join("*")).arg(main).current_dir(&broker.directory);
         Ok(command)
     }
@@ -1122,6 +1131,9 @@ impl Broker {
             ("share.coordinator.state.topic.min.isr", "1"),
             ("share.coordinator.state.topic.num.partitions", "1"),
             ("group.initial.rebalance.delay.ms", "0"),
+            // A killed broker may not come back before its session ends: 9 s by default.
+            ("broker.session.timeout.ms", "4000"),
+            ("broker.heartbeat.interval.ms", "500"),
             // Records keep the time of their row, which may be years ago, and are read back later all the same.
             ("log.retention.ms", "-1"),
             // The default takes a quarter of our heap.
