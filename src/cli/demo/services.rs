@@ -119,25 +119,17 @@ impl Installation {
         let mut command = Command::new("cp");
         command.arg("-R").arg(&home).arg(&copy);
         run_to_end(command, "copy PostgreSQL's programs")?;
-        if !reachable(&copy.join("bin/postgres"))? {
-            return Err(ServiceError::System {
-                doing: format!("run PostgreSQL as `nobody` (it refuses to run as root) from {}", copy.display()),
-                cause: io::Error::new(
-                    io::ErrorKind::PermissionDenied,
-                    "set TMPDIR to a directory that every user can enter",
-                ),
-            });
-        }
         copies.insert(home, copy.clone());
         Ok(copy.join("bin"))
     }
 }
 
-/// Whether the user PostgreSQL runs as may execute this file.
-fn reachable(program: &Path) -> Result<bool, ServiceError> {
+/// Whether the user PostgreSQL runs as may execute this file, or enter this directory.
+fn reachable(path: &Path) -> Result<bool, ServiceError> {
     let mut command = tethered("test", RunAs::Unprivileged)?;
-    command.arg("-x").arg(program).stdin(Stdio::null());
-    let status = spawn(command).and_then(|mut child| child.wait()).map_err(system("look for PostgreSQL's programs"))?;
+    command.arg("-x").arg(path).stdin(Stdio::null());
+    let status =
+        spawn(command).and_then(|mut child| child.wait()).map_err(system("look at files as PostgreSQL's user"))?;
     Ok(status.success())
 }
 
@@ -683,6 +675,18 @@ impl Postgres {
     pub fn start(installation: &Installation, options: PostgresOptions<'_>) -> Result<Self, ServiceError> {
         let bin = installation.postgres_bin(&run_directory()?)?;
         let directory = fresh_directory("postgres")?;
+        if !reachable(&directory)? {
+            return Err(ServiceError::System {
+                doing: format!(
+                    "let PostgreSQL, which refuses to run as root, work as `nobody` in {}",
+                    directory.display()
+                ),
+                cause: io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    "set TMPDIR to a directory that every user can enter",
+                ),
+            });
+        }
         let port = Port::reserve()?;
         let server = Server::new(format!("PostgreSQL on port {}", port.number), directory.join("log"));
         let postgres = Self { directory, bin, port, server: Mutex::new(server) };
