@@ -1,1 +1,1 @@
-
+//! Tests that need no services; they take seconds.
