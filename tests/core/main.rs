@@ -1,1 +1,4 @@
+//! Tests without services: seconds, on any machine.
 
+mod config;
+mod layering;
