@@ -2,9 +2,11 @@
 
 mod backoff;
 mod codes;
+mod config;
 mod faults;
 mod health;
 mod http;
+mod layering;
 mod plan;
 mod record;
 mod telemetry;
