@@ -348,10 +348,7 @@ fn prove_one(reader: &mut Reader, path: &[&str; 3], value: &str) -> bool {
                 None => "librdkafka has no such property; its CONFIGURATION.md lists them".to_owned(),
             }
         }
-        Err(KafkaError::ClientConfig(_, text, _, _)) => {
-            let value = Secret::new(value);
-            format!("librdkafka refuses the value: {}", redacted(&text, [(name, &value)]))
-        }
+        Err(KafkaError::ClientConfig(_, text, _, _)) => format!("librdkafka refuses the value{}", safe_reason(&text)),
         // The other errors hold the value.
         Err(_) => "librdkafka refuses the value".to_owned(),
     };
@@ -381,7 +378,7 @@ fn prove_together(reader: &mut Reader, kafka: &Kafka, values: &BTreeMap<String, 
     let names = || kafka.properties.keys().chain(kafka.property_files.keys());
     // librdkafka names the property in its text; the longest name in it is the one.
     let culprit = names().filter(|name| error.contains(name.as_str())).max_by_key(|name| name.len()).cloned();
-    let secrets = names().filter_map(|name| values.get(name).map(|value| (name.as_str(), value)));
+    let secrets = names().filter_map(|name| values.get(name));
     let text = format!("librdkafka refuses the properties together: {}", redacted(&error, secrets));
     match culprit {
         Some(name) if kafka.property_files.contains_key(&name) => {
@@ -392,28 +389,45 @@ fn prove_together(reader: &mut Reader, kafka: &Kafka, values: &BTreeMap<String, 
     }
 }
 
-/// The text without the values. A value of a name that looks like a secret's goes wherever it occurs; another one only where
-/// it stands alone, or `ssl` would go from `ssl.ca.location` too.
-fn redacted<'a>(text: &str, values: impl IntoIterator<Item = (&'a str, &'a Secret)>) -> String {
-    const SECRET_WORDS: [&str; 5] = ["password", "secret", "pem", "passphrase", "config"];
+/// What librdkafka's complaint about one value may be quoted as: its text may hold the value, or a part of it.
+fn safe_reason(text: &str) -> String {
+    const RANGE: &str = "is outside allowed range ";
+    if let Some((_, range)) = text.split_once(RANGE) {
+        return format!(": it {RANGE}{}", range.trim_end());
+    }
+    if text.starts_with("Expected bool value") {
+        return ": it is neither true nor false".to_owned();
+    }
+    if let Some((_, build)) = text.split_once("not supported in this build: ") {
+        return format!(": this build does not support it: {}", build.trim_end());
+    }
+    "; its CONFIGURATION.md says what is allowed".to_owned()
+}
+
+/// The text without the values and without the words of a list or a path in them.
+fn redacted<'a>(text: &str, values: impl IntoIterator<Item = &'a Secret>) -> String {
+    /// Shorter ones are words of the language.
+    const WORD_BYTES_MIN: usize = 4;
     let mut text = text.trim_end().to_owned();
-    for (name, value) in values {
+    for value in values {
         let value = value.expose();
-        // One of a few letters would turn the text into stars.
-        if value.len() > 3 && SECRET_WORDS.iter().any(|word| name.contains(word)) {
-            text = text.replace(value, "***");
-        } else {
-            text = replace_alone(&text, value);
+        text = replace_alone(&text, value);
+        for word in value.split(|c: char| !of_word(c)).filter(|word| word.len() >= WORD_BYTES_MIN) {
+            text = replace_alone(&text, word);
         }
     }
     text
 }
 
+fn of_word(c: char) -> bool {
+    c.is_alphanumeric() || ".-_".contains(c)
+}
+
+/// Only where it stands alone, or `ssl` would go from `ssl.ca.location` too.
 fn replace_alone(text: &str, value: &str) -> String {
     if value.is_empty() {
         return text.to_owned();
     }
-    let of_word = |c: char| c.is_alphanumeric() || ".-_".contains(c);
     let mut replaced = String::with_capacity(text.len());
     let mut end = 0;
     for (at, _) in text.match_indices(value) {
