@@ -404,23 +404,9 @@ fn safe_reason(text: &str) -> String {
     "; its CONFIGURATION.md says what is allowed".to_owned()
 }
 
-/// The text without the values and without the words of a list or a path in them.
+/// The text without the values: as librdkafka puts a client together, it quotes them whole or not at all.
 fn redacted<'a>(text: &str, values: impl IntoIterator<Item = &'a Secret>) -> String {
-    /// Shorter ones are words of the language.
-    const WORD_BYTES_MIN: usize = 4;
-    let mut text = text.trim_end().to_owned();
-    for value in values {
-        let value = value.expose();
-        text = replace_alone(&text, value);
-        for word in value.split(|c: char| !of_word(c)).filter(|word| word.len() >= WORD_BYTES_MIN) {
-            text = replace_alone(&text, word);
-        }
-    }
-    text
-}
-
-fn of_word(c: char) -> bool {
-    c.is_alphanumeric() || ".-_".contains(c)
+    values.into_iter().fold(text.trim_end().to_owned(), |text, value| replace_alone(&text, value.expose()))
 }
 
 /// Only where it stands alone, or `ssl` would go from `ssl.ca.location` too.
@@ -428,6 +414,7 @@ fn replace_alone(text: &str, value: &str) -> String {
     if value.is_empty() {
         return text.to_owned();
     }
+    let of_word = |c: char| c.is_alphanumeric() || ".-_".contains(c);
     let mut replaced = String::with_capacity(text.len());
     let mut end = 0;
     for (at, _) in text.match_indices(value) {

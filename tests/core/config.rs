@@ -1466,8 +1466,11 @@ fn planted_secrets_are_in_no_debug_text_no_page_and_no_problem() {
     let connection = loaded.config.database.connect_config().expect("readable");
     let properties = loaded.config.kafka.client_properties().expect("readable");
     let flags = Overrides::new().set("--database-url", "database.url", "postgres://u:MARKER7@h/d");
+    let own = load_all("[database]\npassword = \"MARKER8\"", &[], Overrides::new()).expect("right");
+    assert!(own.config.database.password.is_some());
     let shown = format!(
-        "{loaded:?} {connection:?} {properties:?} {flags:?} {} {}",
+        "{own:?} {} {loaded:?} {connection:?} {properties:?} {flags:?} {} {}",
+        own.to_toml(),
         loaded.to_toml(),
         connection.password.as_ref().map(ToString::to_string).unwrap_or_default()
     );
