@@ -1222,6 +1222,9 @@ fn librdkafka_judges_the_rest_and_the_property_is_named() {
              property as kafka.properties.\"linger.ms\": keep one of them"
         ]
     );
+    // A wrong broker keeps no property from being judged.
+    let found = problems_with("[kafka.properties]\nlinger.ms = 60000", &[("KEIRO_RELAY__KAFKA__BROKERS", "kafka-1")]);
+    assert_eq!(found.len(), 2, "{found:#?}");
     // Each wrong one is named at once.
     assert_eq!(problems("[kafka.properties]\nlinger.ms = \"x\"\nclient.di = \"y\"\ncompression.level = 99").len(), 3);
     // The same property under two names.
