@@ -36,6 +36,7 @@ fn kafka(brokers: &str) -> config::Kafka {
         message_bytes_max: CLIENT_BYTES_MAX,
         properties: [("statistics.interval.ms".to_owned(), config::Secret::new("1000"))].into(),
         property_files: [].into(),
+        ..config::Kafka::default()
     }
 }
 
