@@ -67,6 +67,52 @@ pub struct Shape {
     pub missing_indexes: Vec<String>,
 }
 
+impl Shape {
+    /// One line for people: what the table is.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let columns = if self.rejected_columns { "with" } else { "without" };
+        let version = self.server_version;
+        format!(
+            "{} profile, {columns} rejected columns, PostgreSQL {}.{}",
+            self.profile,
+            version / 10_000,
+            version % 10_000
+        )
+    }
+
+    /// What works but should be known, one line each; `retention` says whether sent rows are to be deleted.
+    #[must_use]
+    pub fn warnings(&self, retention: bool) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if retention && !self.can_delete {
+            warnings.push("database: our user may not delete: retention is off; grant DELETE on the table".to_owned());
+        }
+        if !self.reads_all_stats {
+            let text = "database: our user cannot see other sessions' transactions, so rows committed later than a minute after \
+                        their transaction began wait for a full sweep (up to 5 minutes); grant pg_read_all_stats to it";
+            warnings.push(text.to_owned());
+        }
+        if self.unlogged {
+            warnings.push(
+                "database: the table is unlogged: a crash of the server loses its rows; alter table … set logged"
+                    .to_owned(),
+            );
+        }
+        if self.in_recovery {
+            warnings.push(
+                "database: the server is a standby: nothing can be claimed there; name the primary in database.url"
+                    .to_owned(),
+            );
+        }
+        if !self.missing_indexes.is_empty() {
+            let names = self.missing_indexes.join(", ");
+            warnings.push(format!("database: missing indexes make claims slow, not wrong: {names}"));
+        }
+        warnings
+    }
+}
+
 /// Why a table cannot be relayed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaProblem {
