@@ -4,6 +4,7 @@
 
 pub mod config;
 pub mod demo;
+pub mod enqueue;
 pub mod health;
 pub mod migrate;
 mod operator;

@@ -3,5 +3,7 @@
 mod backoff;
 mod codes;
 mod faults;
+mod ndjson;
 mod plan;
 mod record;
+mod table_sql;
