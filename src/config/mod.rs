@@ -31,6 +31,7 @@ use crate::domain::policy::{OnHalt, Policy, SourceRules};
 
 pub use database::Connection;
 pub use load::{ConfigFile, DEFAULT_FILES, Loaded, Overrides, environment};
+pub(crate) use problems::nearest;
 pub use problems::{Origin, Problem, Problems, SettingError, Warning};
 
 /// What a lease keeps in reserve beside the publish and settle timeouts: for clocks that run apart, a scheduler that pauses us,

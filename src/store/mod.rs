@@ -5,6 +5,7 @@
 mod claim;
 mod connect;
 mod db;
+mod enqueue;
 mod error;
 mod inspect;
 mod maintenance;
@@ -23,6 +24,7 @@ use tokio_postgres::types::Type;
 
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
+pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
     COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,

@@ -7,6 +7,8 @@ mod faults;
 mod health;
 mod http;
 mod layering;
+mod ndjson;
 mod plan;
 mod record;
+mod table_sql;
 mod telemetry;
