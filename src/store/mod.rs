@@ -107,6 +107,7 @@ impl Store {
     pub async fn listen(&self) -> Result<Listening, StoreError> {
         let (connection, listener) = self.db.dedicated().await?;
         connection.listen(WAKE_CHANNEL, self.bound).await?;
+        connection.listen(RESUME_CHANNEL, self.bound).await?;
         Ok(Listening { _connection: connection, listener })
     }
 
@@ -140,7 +141,19 @@ impl Store {
     }
 }
 
-/// A connection that listens on [`WAKE_CHANNEL`].
+/// The channel of `keiro-relay resume`; the payload is the source.
+pub const RESUME_CHANNEL: &str = "keiro_relay_resume";
+
+/// What a [`Listening`] connection heard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// Rows of this source, or of all when it is empty, are new or due again.
+    Changed(String),
+    /// An operator resumed this source.
+    Resumed(String),
+}
+
+/// A connection that listens on [`WAKE_CHANNEL`] and [`RESUME_CHANNEL`].
 #[derive(Debug)]
 pub struct Listening {
     _connection: Dedicated,
@@ -148,9 +161,10 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// The next source whose rows changed, empty for all; `None` when the connection is gone. Cancel-safe.
-    pub async fn next(&mut self) -> Option<String> {
-        self.listener.next().await.map(|notification| notification.payload)
+    /// The next thing said; `None` when the connection is gone. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Heard> {
+        let Notification { channel, payload } = self.listener.next().await?;
+        Some(if channel == RESUME_CHANNEL { Heard::Resumed(payload) } else { Heard::Changed(payload) })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests that need no services and take seconds.
 
 mod backoff;
+mod breaker;
 mod codes;
 mod config;
 mod faults;
