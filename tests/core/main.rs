@@ -2,8 +2,13 @@
 
 mod backoff;
 mod codes;
+mod config;
 mod faults;
+mod health;
+mod http;
+mod layering;
 mod ndjson;
 mod plan;
 mod record;
 mod table_sql;
+mod telemetry;

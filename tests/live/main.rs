@@ -3,6 +3,8 @@
 mod db;
 mod enqueue;
 mod migrate;
+mod publish;
+mod relay;
 mod schema;
 mod smoke;
 mod support;
