@@ -1,1 +1,411 @@
+//! The lane scheduler of one source: which lanes to claim next, which to leave alone, and until when.
+//!
+//! It is a hint: the claim statements alone decide what may be claimed, so a wrong guess here costs a query, never an order
+//! violation. What it must get right is the opposite: nothing it was shown is ever stranded, and no lane with a batch in flight
+//! is ever dispatched again. Nothing here ever asks the database or a clock.
 
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::message::Position;
+use super::policy::Policy;
+
+/// How long a lane that yields nothing is left alone at most, so that a stranger's settlement or an operator's change is seen.
+pub const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(15);
+/// How long a lane is left alone whose head is due but was locked by somebody: their statement ends soon.
+const RACE_PAUSE: Duration = Duration::from_millis(100);
+/// Rows of one lane that are claimed in one statement while many lanes are ready; fewer lanes with more rows each cost less
+/// (32 lanes × 16 rows: 30–37 buffers a row; 512 × 1: 39–46).
+const LANE_ROWS_MIN: usize = 16;
+
+/// Rows that must reach the broker in order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lane {
+    /// All rows of the source with this key.
+    Key(Arc<str>),
+    /// A single row: a null key, or a source without order.
+    Row(Uuid),
+    /// The whole source.
+    Source,
+}
+
+/// What a row looked like when a statement passed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowState {
+    /// Pending or failed, and due.
+    Due,
+    /// Pending or failed, due after this long.
+    Later(Duration),
+    /// Claimed by somebody.
+    Publishing,
+    /// A status nobody knows: neither claimable nor terminal.
+    Unknown,
+}
+
+/// One live row as DISCOVER or PEEK saw it.
+#[derive(Debug, Clone)]
+pub struct Glimpse {
+    /// Its place in the order.
+    pub position: Position,
+    /// Its key.
+    pub message_key: Option<Arc<str>>,
+    /// What it looked like.
+    pub state: RowState,
+    /// Whether an attempt was spent on it: such a row is claimed alone.
+    pub attempted: bool,
+}
+
+/// Lanes to claim in one statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Distinct lanes of one kind (all keys, all rows, or the source).
+    pub lanes: Vec<Wanted>,
+    /// The one lane's head was attempted before: claim it, and nothing else.
+    pub retry: bool,
+}
+
+/// One lane of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// The lane.
+    pub lane: Lane,
+    /// Rows to claim of it at most.
+    pub rows_max: usize,
+}
+
+/// What a pass did to one lane of its request.
+#[derive(Debug, Clone)]
+pub enum Served {
+    /// Rows were claimed and settled.
+    Claimed {
+        /// How many.
+        rows: usize,
+        /// The last of them.
+        through: Position,
+        /// When the lane did not get through: how long until its pivot is due.
+        blocked: Option<Duration>,
+    },
+    /// Nothing was claimed; the lane's head afterwards, if it has any.
+    Nothing(Option<Glimpse>),
+    /// Rows were claimed but not settled (lost to somebody, or the database is away): their lease must run out first.
+    Unsettled,
+    /// The claim did not happen; ask again.
+    NotAsked,
+}
+
+/// What is known of a lane's rows that are not claimed.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    /// Rows seen, at least 1.
+    rows: usize,
+    /// First row seen.
+    head: Position,
+    /// Last row seen: the lane may be forgotten only when a claim got this far.
+    through: Position,
+    /// Whether the head was attempted before.
+    retry: bool,
+}
+
+impl Waiting {
+    fn of(glimpse: &Glimpse) -> Self {
+        let (position, retry) = (glimpse.position, glimpse.attempted);
+        Self { rows: 1, head: position, through: position, retry }
+    }
+
+    fn see(&mut self, position: Position) {
+        if position > self.through {
+            self.rows += 1;
+            self.through = position;
+        }
+        self.head = self.head.min(position);
+    }
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Ready(Waiting),
+    /// `asked` is what the request knew; `dirty` says that a row turned up that the request may not have covered.
+    InFlight {
+        asked: Waiting,
+        dirty: bool,
+    },
+    Parked {
+        waiting: Waiting,
+        probe_at: Instant,
+    },
+}
+
+/// The lanes of one source. The map is bounded; what does not fit is found again by a full sweep.
+#[derive(Debug)]
+pub struct Lanes {
+    policy: Policy,
+    lanes_max: usize,
+    states: HashMap<Lane, State>,
+    /// Lanes in the order in which they became ready. An entry whose state is no longer `Ready` is passed over.
+    ready_keys: VecDeque<Lane>,
+    ready_rows: VecDeque<Lane>,
+    ready_retries: VecDeque<Lane>,
+    /// Turns alternate between keys and single rows.
+    rows_next: bool,
+    /// Entries whose state no longer says the same `probe_at` are passed over.
+    parked: BTreeSet<(Instant, Lane)>,
+    rows_ready: usize,
+    retries_in_flight: usize,
+    overflowed: bool,
+}
+
+impl Lanes {
+    /// Makes an empty scheduler that remembers at most `lanes_max` lanes.
+    #[must_use]
+    pub fn new(policy: Policy, lanes_max: usize) -> Self {
+        Self {
+            policy,
+            lanes_max,
+            states: HashMap::new(),
+            ready_keys: VecDeque::new(),
+            ready_rows: VecDeque::new(),
+            ready_retries: VecDeque::new(),
+            rows_next: false,
+            parked: BTreeSet::new(),
+            rows_ready: 0,
+            retries_in_flight: 0,
+            overflowed: false,
+        }
+    }
+
+    /// The lane a row belongs to under the policy.
+    #[must_use]
+    pub fn lane_of(policy: Policy, message_key: Option<&Arc<str>>, outbox_id: Uuid) -> Lane {
+        match policy {
+            Policy::PerKeyHeadOfLine => match message_key {
+                Some(key) => Lane::Key(Arc::clone(key)),
+                None => Lane::Row(outbox_id),
+            },
+            Policy::PerSourceStream | Policy::StopTheLine => Lane::Source,
+            Policy::BestEffort => Lane::Row(outbox_id),
+        }
+    }
+
+    /// Rows seen in lanes that can be claimed now.
+    #[must_use]
+    pub fn rows_ready(&self) -> usize {
+        self.rows_ready
+    }
+
+    /// Lanes remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Whether no lane is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// Whether a lane did not fit since the last call: a full sweep must find its rows again.
+    pub fn take_overflowed(&mut self) -> bool {
+        std::mem::take(&mut self.overflowed)
+    }
+
+    /// When the next parked lane wants to be probed.
+    #[must_use]
+    pub fn next_probe_at(&self) -> Option<Instant> {
+        self.parked.first().map(|(probe_at, _)| *probe_at)
+    }
+
+    /// Takes in live rows, in order, as a statement saw them.
+    pub fn discovered(&mut self, glimpses: &[Glimpse], now: Instant) {
+        for glimpse in glimpses {
+            let lane = Self::lane_of(self.policy, glimpse.message_key.as_ref(), glimpse.position.outbox_id);
+            let full = self.states.len() >= self.lanes_max;
+            match self.states.get_mut(&lane) {
+                None if full => self.overflowed = true,
+                None => self.place(lane, Waiting::of(glimpse), glimpse.state, now),
+                Some(State::InFlight { asked, dirty }) => {
+                    if glimpse.state != RowState::Publishing {
+                        *dirty = true;
+                    }
+                    asked.see(glimpse.position);
+                }
+                Some(State::Ready(waiting)) => {
+                    let before = waiting.rows;
+                    waiting.see(glimpse.position);
+                    self.rows_ready += waiting.rows - before;
+                }
+                Some(State::Parked { waiting, probe_at }) => {
+                    // The head decides whether the lane can be claimed; a row at or before it is news.
+                    let news = glimpse.position <= waiting.head;
+                    waiting.see(glimpse.position);
+                    if news && glimpse.state == RowState::Due {
+                        let (waiting, probe_at) = (Waiting { retry: glimpse.attempted, ..*waiting }, *probe_at);
+                        self.parked.remove(&(probe_at, lane.clone()));
+                        self.make_ready(lane, waiting);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes lanes ready whose probe is due.
+    pub fn tick(&mut self, now: Instant) {
+        while let Some((probe_at, _)) = self.parked.first() {
+            if *probe_at > now {
+                return;
+            }
+            let (probe_at, lane) = self.parked.pop_first().expect("first() was Some");
+            if let Some(State::Parked { waiting, probe_at: current }) = self.states.get(&lane)
+                && *current == probe_at
+            {
+                let waiting = *waiting;
+                self.make_ready(lane, waiting);
+            }
+        }
+    }
+
+    /// Picks the lanes to claim next, marks them in flight, and returns them; `None` when nothing is ready.
+    ///
+    /// Lanes whose head was attempted before go one at a time, alone, so that a row that takes the process down takes
+    /// nobody with it.
+    pub fn next_request(&mut self, rows_max: usize) -> Option<Request> {
+        if self.retries_in_flight == 0
+            && let Some((lane, waiting)) = Self::pop_ready(&self.states, &mut self.ready_retries, true)
+        {
+            self.retries_in_flight += 1;
+            self.dispatch(lane.clone(), waiting);
+            return Some(Request { lanes: vec![Wanted { lane, rows_max: 1 }], retry: true });
+        }
+        self.rows_next = !self.rows_next;
+        let turns = if self.rows_next { [true, false] } else { [false, true] };
+        turns.into_iter().find_map(|single_rows| self.collect(single_rows, rows_max))
+    }
+
+    /// Fills a batch from one of the two queues.
+    fn collect(&mut self, single_rows: bool, rows_max: usize) -> Option<Request> {
+        let queued = if single_rows { self.ready_rows.len() } else { self.ready_keys.len() };
+        let lane_rows_max = (rows_max / queued.max(1)).clamp(LANE_ROWS_MIN.min(rows_max), rows_max);
+        let mut lanes = Vec::new();
+        let mut rows = 0;
+        while rows < rows_max {
+            let queue = if single_rows { &mut self.ready_rows } else { &mut self.ready_keys };
+            let Some((lane, waiting)) = Self::pop_ready(&self.states, queue, false) else { break };
+            // The whole source is one lane: its statement is bounded by the batch alone.
+            let lane_rows = if lane == Lane::Source { rows_max } else { waiting.rows.min(lane_rows_max) };
+            rows += lane_rows;
+            self.dispatch(lane.clone(), waiting);
+            lanes.push(Wanted { lane, rows_max: lane_rows });
+        }
+        if lanes.is_empty() { None } else { Some(Request { lanes, retry: false }) }
+    }
+
+    /// Pops the first entry that still is what the queue says.
+    fn pop_ready(states: &HashMap<Lane, State>, queue: &mut VecDeque<Lane>, retry: bool) -> Option<(Lane, Waiting)> {
+        while let Some(lane) = queue.pop_front() {
+            if let Some(State::Ready(waiting)) = states.get(&lane)
+                && waiting.retry == retry
+            {
+                let waiting = *waiting;
+                return Some((lane, waiting));
+            }
+        }
+        None
+    }
+
+    fn dispatch(&mut self, lane: Lane, waiting: Waiting) {
+        self.rows_ready -= waiting.rows;
+        self.states.insert(lane, State::InFlight { asked: waiting, dirty: false });
+    }
+
+    /// Takes in what a pass did; `served[i]` belongs to `request.lanes[i]`.
+    pub fn served(&mut self, request: &Request, served: Vec<Served>, now: Instant) {
+        assert_eq!(request.lanes.len(), served.len(), "one result per lane");
+        if request.retry {
+            self.retries_in_flight -= 1;
+        }
+        for (wanted, served) in request.lanes.iter().zip(served) {
+            let lane = wanted.lane.clone();
+            let Some(State::InFlight { asked, dirty }) = self.states.remove(&lane) else {
+                unreachable!("a lane stays in flight until its pass is served")
+            };
+            match served {
+                Served::Claimed { rows, through, blocked: None } => {
+                    // The whole source is never known to be empty by what was seen of it: look again.
+                    let covered = through >= asked.through && lane != Lane::Source;
+                    if !covered || dirty {
+                        let waiting = Waiting { rows: asked.rows.saturating_sub(rows).max(1), retry: false, ..asked };
+                        self.make_ready(lane, waiting);
+                    }
+                }
+                Served::Claimed { rows: _, through: _, blocked: Some(due_in) } => {
+                    let waiting = Waiting { retry: true, ..asked };
+                    self.park(lane, waiting, due_in, now);
+                }
+                Served::Nothing(None) => {
+                    if dirty {
+                        self.make_ready(lane, asked);
+                    }
+                }
+                Served::Nothing(Some(head)) => {
+                    let through = asked.through.max(head.position);
+                    let waiting = Waiting { rows: asked.rows, head: head.position, through, retry: head.attempted };
+                    let claimable = request.retry || !head.attempted || lane == Lane::Source;
+                    let lost_race = head.state == RowState::Due && claimable;
+                    if lost_race && !dirty {
+                        self.park(lane, waiting, RACE_PAUSE, now);
+                    } else {
+                        self.place(lane, waiting, head.state, now);
+                    }
+                }
+                Served::Unsettled => self.park(lane, asked, PROBE_INTERVAL_MAX, now),
+                Served::NotAsked => self.make_ready(lane, asked),
+            }
+        }
+    }
+
+    /// Puts a lane where the state of its head belongs.
+    fn place(&mut self, lane: Lane, waiting: Waiting, head: RowState, now: Instant) {
+        match head {
+            RowState::Due => self.make_ready(lane, waiting),
+            RowState::Later(due_in) => self.park(lane, waiting, due_in, now),
+            RowState::Publishing | RowState::Unknown => self.park(lane, waiting, PROBE_INTERVAL_MAX, now),
+        }
+    }
+
+    fn make_ready(&mut self, lane: Lane, waiting: Waiting) {
+        self.rows_ready += waiting.rows;
+        let queue = match &lane {
+            // STREAMCLAIM itself claims an attempted head alone.
+            Lane::Source => &mut self.ready_keys,
+            Lane::Key(_) | Lane::Row(_) if waiting.retry => &mut self.ready_retries,
+            Lane::Key(_) => &mut self.ready_keys,
+            Lane::Row(_) => &mut self.ready_rows,
+        };
+        queue.push_back(lane.clone());
+        let waiting = Waiting { retry: waiting.retry && lane != Lane::Source, ..waiting };
+        self.states.insert(lane, State::Ready(waiting));
+    }
+
+    fn park(&mut self, lane: Lane, waiting: Waiting, due_in: Duration, now: Instant) {
+        if due_in.is_zero() {
+            self.make_ready(lane, waiting);
+            return;
+        }
+        let probe_at = now + due_in.min(PROBE_INTERVAL_MAX);
+        self.parked.insert((probe_at, lane.clone()));
+        self.states.insert(lane, State::Parked { waiting, probe_at });
+    }
+
+    /// Probes every parked lane now: something changed that this process did not do.
+    pub fn wake_all(&mut self) {
+        for (_, lane) in std::mem::take(&mut self.parked) {
+            if let Some(State::Parked { waiting, .. }) = self.states.get(&lane) {
+                let waiting = *waiting;
+                self.make_ready(lane, waiting);
+            }
+        }
+    }
+}

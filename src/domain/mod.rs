@@ -9,3 +9,4 @@ pub mod outcome;
 pub mod plan;
 pub mod policy;
 pub mod record;
+pub mod sweep;

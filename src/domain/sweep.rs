@@ -1,0 +1,138 @@
+//! Where a source's next look at the table begins: behind the last row seen, back at what may have been committed late, or at the start.
+//!
+//! created_at is the start of the producer's transaction, so rows appear behind the cursor all the time. Nothing here ever trusts
+//! the cursor alone: a row committed late is found by going back to the oldest transaction that was running, and every row by a
+//! full sweep now and then. Pure: instants are arguments.
+
+use std::time::{Duration, Instant};
+
+use super::message::{PgTime, Position};
+
+/// How far before the oldest running transaction a late sweep begins: clocks step.
+const LATE_MARGIN_MICROS: i64 = 2_000_000;
+/// A full sweep may take this share of the time (1 %), but comes at least every five minutes and at most every fifteen seconds.
+const FULL_COST_FACTOR: u32 = 100;
+const FULL_INTERVAL_MIN: Duration = Duration::from_secs(15);
+const FULL_INTERVAL_MAX: Duration = Duration::from_secs(300);
+/// How soon rows of lanes that did not fit into memory are looked for again.
+const FULL_INTERVAL_OVERFLOWED: Duration = Duration::from_secs(30);
+/// A late sweep may take this share of the time (5 %): it is cheap unless a transaction stays open for long.
+const LATE_COST_FACTOR: u32 = 20;
+
+/// What a sweep covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SweepKind {
+    /// Everything.
+    Full,
+    /// From the oldest transaction that was running before the last such sweep.
+    Late,
+    /// Only what lies behind the last row seen.
+    Tail,
+}
+
+/// The sweeps of one source.
+#[derive(Debug)]
+pub struct Sweeps {
+    /// The one under way: its kind, where its next page begins, the late floor sampled before it, the time its queries took.
+    current: Option<(SweepKind, Position, PgTime, Duration)>,
+    /// The last row ever seen.
+    tail: Position,
+    /// Rows that were invisible to the last sweep have a created_at no earlier than this.
+    late_from: PgTime,
+    next_full_at: Instant,
+    next_late_at: Instant,
+}
+
+impl Sweeps {
+    /// Begins with a full sweep.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Self {
+            current: None,
+            tail: Position::START,
+            late_from: PgTime::NEG_INFINITY,
+            next_full_at: now,
+            next_late_at: now,
+        }
+    }
+
+    /// Where the next page of the sweep under way begins.
+    #[must_use]
+    pub fn page_after(&self) -> Option<Position> {
+        self.current.map(|(_, position, _, _)| position)
+    }
+
+    /// What a sweep that began now would cover.
+    #[must_use]
+    pub fn next_kind(&self, now: Instant) -> SweepKind {
+        if now >= self.next_full_at {
+            SweepKind::Full
+        } else if now >= self.next_late_at {
+            SweepKind::Late
+        } else {
+            SweepKind::Tail
+        }
+    }
+
+    /// When the next full sweep is due, whether or not anything new shows.
+    #[must_use]
+    pub fn next_full_at(&self) -> Instant {
+        self.next_full_at
+    }
+
+    /// Asks for a full sweep at once.
+    pub fn demand_full(&mut self, now: Instant) {
+        self.next_full_at = now;
+    }
+
+    /// Where a poll must look so that it misses nothing the next sweep would find.
+    #[must_use]
+    pub fn poll_from(&self, now: Instant) -> Position {
+        if now >= self.next_late_at { self.tail.min(Position::at(self.late_from)) } else { self.tail }
+    }
+
+    /// Begins a sweep. `late_floor` was sampled by an earlier statement than the sweep's first page; a tail sweep needs none.
+    pub fn begin(&mut self, kind: SweepKind, late_floor: PgTime, took: Duration) {
+        let from = match kind {
+            SweepKind::Full => Position::START,
+            SweepKind::Late => self.tail.min(Position::at(self.late_from)),
+            SweepKind::Tail => self.tail,
+        };
+        self.current = Some((kind, from, late_floor, took));
+    }
+
+    /// Takes in a page: its last row, and whether it was full (so that another follows).
+    pub fn page(&mut self, last: Option<Position>, full: bool, took: Duration, now: Instant) {
+        let Some((kind, _, late_floor, spent)) = self.current else { return };
+        let spent = spent + took;
+        if let Some(last) = last {
+            self.tail = self.tail.max(last);
+            if full {
+                self.current = Some((kind, last, late_floor, spent));
+                return;
+            }
+        }
+        self.current = None;
+        match kind {
+            SweepKind::Tail => {}
+            SweepKind::Late | SweepKind::Full => {
+                self.late_from = PgTime(late_floor.0.saturating_sub(LATE_MARGIN_MICROS));
+                self.next_late_at = now + spent * LATE_COST_FACTOR;
+                if kind == SweepKind::Full {
+                    self.next_full_at = now + (spent * FULL_COST_FACTOR).clamp(FULL_INTERVAL_MIN, FULL_INTERVAL_MAX);
+                }
+            }
+        }
+    }
+
+    /// A lane did not fit into memory.
+    pub fn overflowed(&mut self, now: Instant) {
+        self.next_full_at = self.next_full_at.min(now + FULL_INTERVAL_OVERFLOWED);
+    }
+
+    /// The connection was lost, or the sweep could not go on: begin again from the start.
+    pub fn abandon(&mut self, now: Instant) {
+        self.current = None;
+        self.next_full_at = now;
+    }
+}
