@@ -1,3 +1,276 @@
-//! The command line.
+//! The command line: what was typed → what is done → an exit code.
+//!
+//! Nothing here ever decides about rows: commands call the library, and this module only dispatches and reports.
 
+pub mod config;
 pub mod demo;
+pub mod health;
+pub mod migrate;
+mod operator;
+mod run;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config::{Config, Overrides, environment};
+use crate::store::{Db, Profile};
+
+/// Done.
+pub const EXIT_OK: u8 = 0;
+/// Failed.
+pub const EXIT_FAILED: u8 = 1;
+/// No such row, or its state forbids it.
+pub const EXIT_STATE: u8 = 3;
+/// Bad usage.
+pub const EXIT_USAGE: u8 = 64;
+/// A bug of ours.
+pub const EXIT_BUG: u8 = 70;
+/// Bad configuration, schema or permissions.
+pub const EXIT_CONFIG: u8 = 78;
+
+/// Relays rows of a Postgres outbox table to Kafka: none lost, in order, soon.
+///
+/// Delivery is at least once: consumers dedupe on the header `keiro-message-id`. Exit codes: 0 done, 1 failed, 3 no such row or
+/// its state forbids it, 64 bad usage, 70 a bug, 78 bad configuration, schema or permissions.
+#[derive(Debug, Parser)]
+#[command(name = "keiro-relay", version, propagate_version = true, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Global {
+    /// Configuration file [default: keiro-relay.toml, then /etc/keiro-relay/config.toml].
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Database URL, over file and environment.
+    #[arg(long, global = true, value_name = "URL")]
+    database_url: Option<String>,
+    /// Kafka brokers, comma-separated host:port, over file and environment.
+    #[arg(long, global = true, value_name = "LIST")]
+    brokers: Option<String>,
+    /// Log filter such as `info` or `keiro_relay=debug`, over file and environment.
+    #[arg(long, global = true, value_name = "FILTER")]
+    log_level: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Relay rows until stopped (SIGTERM or SIGINT; a second signal exits at once).
+    #[command(after_help = "Example:\n  keiro-relay run --config /etc/keiro-relay/config.toml")]
+    Run,
+    /// Pass over the table until nothing is due, print counts, and end.
+    ///
+    /// Exit 1 when a source is halted or rows stay due.
+    #[command(after_help = "Example:\n  keiro-relay drain --json")]
+    Drain {
+        /// One JSON object instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Create the table, or adopt the one that is there; safe to run every time.
+    #[command(after_help = "Example:\n  keiro-relay migrate --profile lean --dry-run")]
+    Migrate {
+        /// Index profile of a table that does not exist yet.
+        #[arg(long, value_enum)]
+        profile: Option<ProfileName>,
+        /// Print the SQL and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Check or print the configuration; contacts nothing.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Show every source: policy, rows by status, ages, what it is halted on.
+    #[command(after_help = "Example:\n  keiro-relay status --json")]
+    Status {
+        /// One JSON object instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let a halted stop_the_line source go on: its halting row is due at once.
+    ///
+    /// Exit 3 when the source is not halted.
+    #[command(after_help = "Example:\n  keiro-relay resume billing")]
+    Resume {
+        /// The source.
+        source: String,
+        /// One JSON object instead of text.
+        #[arg(long)]
+        json: bool,
+        /// Say what would be done and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Ask the running relay whether it is alive; exit 1 when it is not.
+    #[command(after_help = "Example:\n  keiro-relay health --ready")]
+    Health {
+        /// Ask whether it is ready instead.
+        #[arg(long)]
+        ready: bool,
+    },
+}
+
+/// `--profile`.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ProfileName {
+    /// Fastest: claims are HOT updates. For a table that only this program migrates.
+    Lean,
+    /// keiro's own indexes.
+    Shared,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Say every problem of the configuration at once, or `ok`.
+    Check,
+    /// Print the configuration in force, secrets hidden.
+    Print,
+}
+
+impl Global {
+    fn overrides(&self) -> Overrides {
+        let mut overrides = Overrides::new();
+        if let Some(url) = &self.database_url {
+            overrides = overrides.set("--database-url", "database.url", url);
+        }
+        if let Some(brokers) = &self.brokers {
+            overrides = overrides.set("--brokers", "kafka.brokers", brokers);
+        }
+        if let Some(level) = &self.log_level {
+            overrides = overrides.set("--log-level", "log.level", level);
+        }
+        overrides
+    }
+
+    fn path(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+}
+
+/// Parses the command line, does what it says, and returns the exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // `--help` and `--version` are no errors; a closed pipe is none either.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { EXIT_OK });
+        }
+    };
+    ExitCode::from(dispatch(cli))
+}
+
+fn dispatch(cli: Cli) -> u8 {
+    let global = cli.global;
+    match cli.command {
+        Command::Config(command) => {
+            let (path, environment, flags) = (global.path(), environment(), global.overrides());
+            let (mut out, mut err) = (io::stdout().lock(), io::stderr().lock());
+            match command {
+                ConfigCommand::Check => written(config::check(path, environment, flags, &mut out, &mut err)),
+                ConfigCommand::Print => written(config::print(path, environment, flags, &mut out, &mut err)),
+            }
+        }
+        Command::Run => with_config(&global, run::run),
+        Command::Drain { json } => with_config(&global, |config| run::drain(config, json)),
+        Command::Migrate { profile, dry_run } => {
+            let profile = profile.map(|profile| match profile {
+                ProfileName::Lean => Profile::Lean,
+                ProfileName::Shared => Profile::Shared,
+            });
+            with_config(&global, |config| block_on(migrate(&config, migrate::Options { profile, dry_run })))
+        }
+        Command::Status { json } => with_config(&global, |config| block_on(operator::status(&config, json))),
+        Command::Resume { source, json, dry_run } => {
+            with_config(&global, |config| block_on(operator::resume(&config, &source, json, dry_run)))
+        }
+        Command::Health { ready } => with_config(&global, |config| health(&config, ready)),
+    }
+}
+
+async fn migrate(config: &Config, options: migrate::Options) -> u8 {
+    let database = &config.database;
+    match Db::new(database, &config.relay.instance, &config.policy_hash()) {
+        Ok(db) => {
+            // Stdout's lock cannot cross an await on another thread, and the report is short: it is written in one go.
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            let code = migrate::run(&db, &database.schema, &database.table, options, &mut out, &mut err).await;
+            let _ = io::stderr().lock().write_all(&err);
+            let _ = io::stdout().lock().write_all(&out);
+            written(code)
+        }
+        Err(error) => {
+            complain(&error.to_string());
+            EXIT_CONFIG
+        }
+    }
+}
+
+fn health(config: &Config, ready: bool) -> u8 {
+    match health::check(config.http.listen, ready, health::TIMEOUT) {
+        Ok(answer) => {
+            say(answer.body.trim_end());
+            if answer.fine { EXIT_OK } else { EXIT_FAILED }
+        }
+        Err(error) => {
+            complain(&error);
+            EXIT_FAILED
+        }
+    }
+}
+
+/// The exit code of a command that writes: a reader that went away is no failure.
+fn written(result: io::Result<u8>) -> u8 {
+    match result {
+        Ok(code) => code,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => EXIT_OK,
+        Err(error) => {
+            complain(&format!("cannot write: {error}"));
+            EXIT_FAILED
+        }
+    }
+}
+
+/// Loads the configuration, or prints every problem and returns 78.
+fn with_config(global: &Global, command: impl FnOnce(Config) -> u8) -> u8 {
+    match Config::load(global.path(), environment(), global.overrides()) {
+        Ok(loaded) => {
+            for warning in &loaded.warnings {
+                complain(&format!("warning: {warning}"));
+            }
+            command(loaded.config)
+        }
+        Err(problems) => {
+            complain(&problems.to_string());
+            EXIT_CONFIG
+        }
+    }
+}
+
+/// Runs a short command on a runtime of its own.
+fn block_on(command: impl Future<Output = u8>) -> u8 {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(command),
+        Err(error) => {
+            complain(&format!("cannot start: {error}"));
+            EXIT_FAILED
+        }
+    }
+}
+
+/// Prints a line to standard output; a closed pipe is no failure.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(io::stdout().lock(), "{line}");
+}
+
+/// Prints a line to standard error.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}

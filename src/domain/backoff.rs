@@ -41,6 +41,7 @@ impl Backoff {
             BackoffKind::Exponential => initial * self.multiplier.powf((attempt.max(1) - 1) as f64),
         };
         let spread = plain.min(max) * (1.0 - self.jitter + 2.0 * self.jitter * draw);
-        Duration::from_secs_f64(spread.clamp(initial.min(max), max))
+        // Clamped once more as durations: seconds as a float neither hold every nanosecond nor the longest duration.
+        Duration::try_from_secs_f64(spread.max(0.0)).unwrap_or(self.max).clamp(self.initial.min(self.max), self.max)
     }
 }

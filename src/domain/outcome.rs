@@ -36,6 +36,58 @@ pub struct Rejection {
     pub detail: String,
 }
 
+impl Rejection {
+    /// Makes a rejection whose code and detail satisfy the checks of the table.
+    ///
+    /// # Panics
+    /// When the code does not match `^[a-z][a-z0-9._-]{0,63}$`: codes are written in this program, not taken from outside.
+    #[must_use]
+    pub fn new(code: impl Into<String>, detail: impl AsRef<str>) -> Self {
+        let code = code.into();
+        assert!(is_rejection_code(&code), "rejection code {code:?} does not match ^[a-z][a-z0-9._-]{{0,63}}$");
+        Self { code, detail: rejection_detail(detail.as_ref()) }
+    }
+}
+
+/// Longest `last_error`, in octets.
+pub const LAST_ERROR_OCTETS_MAX: usize = 4096;
+
+/// Longest `rejection_detail` that the table takes, in octets.
+pub const REJECTION_DETAIL_OCTETS_MAX: usize = 1024;
+
+/// Whether the table takes this as a `rejection_code`: `^[a-z][a-z0-9._-]{0,63}$`.
+#[must_use]
+pub fn is_rejection_code(code: &str) -> bool {
+    let tail = |octet: u8| octet.is_ascii_lowercase() || octet.is_ascii_digit() || matches!(octet, b'.' | b'_' | b'-');
+    code.len() <= 64 && code.starts_with(|first: char| first.is_ascii_lowercase()) && code.bytes().all(tail)
+}
+
+/// Makes a text fit for `last_error`: no NUL, which PostgreSQL refuses, and at most 4,096 octets, cut between characters.
+#[must_use]
+pub fn last_error(text: &str) -> String {
+    bounded(text, LAST_ERROR_OCTETS_MAX)
+}
+
+/// Makes a text fit for `rejection_detail`: no NUL, and 1 to 1,024 octets, cut between characters.
+#[must_use]
+pub fn rejection_detail(text: &str) -> String {
+    // The table refuses an empty detail, and null would lose that there was a reason.
+    bounded(if text.is_empty() { "no detail" } else { text }, REJECTION_DETAIL_OCTETS_MAX)
+}
+
+/// The text without NUL, cut between two characters so that at most so many octets remain.
+fn bounded(text: &str, octets_max: usize) -> String {
+    let mut fit = String::with_capacity(text.len().min(octets_max));
+    for character in text.chars() {
+        let character = if character == '\0' { char::REPLACEMENT_CHARACTER } else { character };
+        if fit.len() + character.len_utf8() > octets_max {
+            break;
+        }
+        fit.push(character);
+    }
+    fit
+}
+
 /// Why a row got no verdict, whose fault that is, and how long to leave it alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setback {

@@ -110,7 +110,8 @@ pub fn partition(
         let mut pivot: Option<usize> = None;
         for &index in lane {
             let outcome = outcomes[index].as_ref();
-            if matches!(outcome, Some(Outcome::Unknown(_))) {
+            // Of a row without an outcome nothing is known either: the publisher may have handed it over before it forgot it.
+            if matches!(outcome, None | Some(Outcome::Unknown(_))) {
                 duplicates_possible += 1;
             }
             let verdict = match pivot {

@@ -1,1 +1,548 @@
+//! The relay: build → spawn → stop. Supervises its loops; only `pass` knows the whole chain.
+//!
+//! Nothing here ever runs DDL, exits the process, or touches global state, so several relays can live in one process.
 
+pub mod budget;
+pub mod gate;
+pub mod health;
+mod maintenance;
+mod pass;
+mod poll;
+mod source;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+pub(crate) use self::maintenance::sample;
+pub use self::pass::PassSummary;
+
+use self::budget::Budget;
+use self::gate::Gate;
+use self::health::{Board, Halt};
+use self::maintenance::{Maintenance, MaintenanceSummary};
+use self::poll::Poller;
+use self::source::{Done, Mode, SourceLoop, Wakers};
+use crate::config::Config;
+use crate::domain::policy::SourceRules;
+use crate::publish::Publisher;
+use crate::store::{ErrorKind, InspectError, Listening, Store, StoreError};
+use crate::telemetry::{Failure, LoopName, Metrics, Reason, Stage, StateChange};
+
+/// Sources served at most; more are refused and shown.
+pub(crate) const SOURCES_MAX: usize = 10_000;
+/// How often new sources are looked for.
+const DISCOVER_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the broker's state is read for readiness.
+const BROKER_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause between tries while the database is away.
+const RETRY_PAUSE_MIN: Duration = Duration::from_millis(200);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A loop's healthy turn may take this much longer than the longest timeout in it.
+const TURN_MARGIN: Duration = Duration::from_secs(10);
+
+/// What every loop of one relay shares.
+pub(crate) struct Context {
+    pub config: Arc<Config>,
+    pub store: Arc<Store>,
+    pub publisher: Arc<dyn Publisher>,
+    pub metrics: Metrics,
+    pub board: Board,
+    pub gate: Gate,
+    pub budget: Budget,
+    pub poller: Poller,
+    /// Cancelled when the relay stops: no new claim, no new record.
+    pub stop: CancellationToken,
+    wakers: Mutex<HashMap<Arc<str>, Arc<Wakers>>>,
+    database_away: AtomicBool,
+}
+
+impl Context {
+    /// Reports a failed statement.
+    fn store_failed(&self, stage: Stage, source: Option<&str>, error: &StoreError, elapsed: Option<Duration>) {
+        let text = error.to_string();
+        let outage = match error.kind() {
+            ErrorKind::Transient | ErrorKind::Auth => true,
+            ErrorKind::Serialization | ErrorKind::Mismatch | ErrorKind::Fatal => false,
+        };
+        Failure { stage, reason: reason_of(error), source_name: source, error: &text, elapsed }.emit(&self.metrics);
+        if outage && !self.database_away.swap(true, Ordering::SeqCst) {
+            self.board.database(Err(text));
+        }
+    }
+
+    /// The database answered: when it had been away, everything is looked at again.
+    fn store_answered(&self) {
+        if self.database_away.load(Ordering::Relaxed) && self.database_away.swap(false, Ordering::SeqCst) {
+            self.board.database(Ok(()));
+            self.changed_all();
+        }
+    }
+
+    /// The table could not be read, or is not what we understand.
+    fn inspect_failed(&self, error: &InspectError) {
+        match error {
+            InspectError::Store(error) => self.store_failed(Stage::Maintenance, None, error, None),
+            problems @ InspectError::Problems(_) => self.board.schema(Err(problems.to_string())),
+        }
+    }
+
+    /// Rows of a source changed in a way no poll shows.
+    fn changed(&self, source: &str) {
+        if let Some(wakers) = self.wakers().get(source) {
+            wakers.changed.notify_one();
+        }
+    }
+
+    fn changed_all(&self) {
+        for wakers in self.wakers().values() {
+            wakers.changed.notify_one();
+        }
+    }
+
+    /// A `stop_the_line` source is halted, or moves.
+    fn halted(&self, source: &str, halt: Option<Halt>) {
+        self.board.halted(source, halt);
+    }
+
+    fn wakers(&self) -> std::sync::MutexGuard<'_, HashMap<Arc<str>, Arc<Wakers>>> {
+        self.wakers.lock().expect("no code panics while it holds this lock")
+    }
+
+    /// The longest healthy turn of a loop that talks to the database and waits for others' passes.
+    fn turn_max(&self) -> Duration {
+        self.config.database.statement_timeout.max(self.config.relay.publish_timeout) + TURN_MARGIN
+    }
+}
+
+/// The metric's reason for an error of the database.
+fn reason_of(error: &StoreError) -> Reason {
+    match error.reason() {
+        "connect" | "closed" => Reason::Connection,
+        "auth" => Reason::Authentication,
+        "timeout" => Reason::Timeout,
+        "serialization" => Reason::Conflict,
+        "permission" => Reason::Permission,
+        "schema" => Reason::Schema,
+        "unavailable" => Reason::Unavailable,
+        _ => Reason::Other,
+    }
+}
+
+/// A relay that is built and not started.
+pub struct Relay {
+    ctx: Arc<Context>,
+    maintenance_store: Arc<Store>,
+}
+
+/// Why the relay ended.
+#[derive(Debug)]
+pub enum End {
+    /// It was stopped; whether everything in flight was settled within the grace.
+    Stopped {
+        /// Whether every pass ended in time.
+        clean: bool,
+    },
+    /// The table is not what we understand: every problem, named.
+    Schema(String),
+    /// A loop ended by itself: a bug of ours.
+    Bug(String),
+}
+
+/// Why `drain` has no report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DrainError {
+    /// The table is not what we understand: every problem, named.
+    #[error("{0}")]
+    Schema(String),
+    /// The database could not be asked.
+    #[error(transparent)]
+    Database(#[from] StoreError),
+    /// A loop panicked.
+    #[error("a loop panicked: {0}")]
+    Bug(String),
+}
+
+/// What `drain` did.
+#[derive(Debug, Default, Clone, Serialize)]
+pub struct DrainReport {
+    /// Rows claimed.
+    pub claimed: u64,
+    /// Rows acknowledged and marked.
+    pub sent: u64,
+    /// Rows that spent an attempt.
+    pub failed: u64,
+    /// Rows behind a pivot.
+    pub skipped: u64,
+    /// Rows whose attempt was returned.
+    pub returned: u64,
+    /// Rows that spent their last attempt.
+    pub dead: u64,
+    /// Rows that can never be accepted.
+    pub rejected: u64,
+    /// Rows freed from expired leases first.
+    pub requeued: u64,
+    /// Rows that were no longer ours when settled.
+    pub lost: u64,
+    /// Halted `stop_the_line` sources.
+    pub halted_on: Vec<HaltedOn>,
+    /// Rows that are due and were not sent, as far as the last look at each source says.
+    pub due: u64,
+    /// Whether it gave up because a side is away.
+    pub gave_up: bool,
+    /// How long it took.
+    pub elapsed_ms: u64,
+}
+
+/// A halted source in `drain --json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct HaltedOn {
+    /// The source.
+    pub source: String,
+    /// The row it waits for.
+    pub outbox_id: Uuid,
+}
+
+impl Relay {
+    /// Builds a relay; nothing is contacted and nothing runs yet.
+    ///
+    /// `maintenance_store` is a store over a connection of its own, so that the slow timer never waits for the fast path.
+    pub fn build(
+        config: Arc<Config>,
+        store: Arc<Store>,
+        maintenance_store: Arc<Store>,
+        publisher: Arc<dyn Publisher>,
+        board: Board,
+    ) -> Self {
+        let relay = &config.relay;
+        let ctx = Context {
+            budget: Budget::new(relay.in_flight_rows_max, relay.in_flight_bytes_max),
+            poller: Poller::new(relay.poll_interval_max),
+            gate: Gate::default(),
+            metrics: board.metrics().clone(),
+            stop: CancellationToken::new(),
+            wakers: Mutex::new(HashMap::new()),
+            database_away: AtomicBool::new(false),
+            config,
+            store,
+            publisher,
+            board,
+        };
+        Self { ctx: Arc::new(ctx), maintenance_store }
+    }
+
+    /// The token that stops this relay.
+    #[must_use]
+    pub fn stop_token(&self) -> CancellationToken {
+        self.ctx.stop.clone()
+    }
+
+    /// Runs until it is stopped, then finishes and settles what is in flight within the grace.
+    pub async fn run(self) -> End {
+        let ctx = self.ctx;
+        StateChange::Started.emit();
+        if let Err(problems) = prepare(&ctx, true).await {
+            return End::Schema(problems.to_string());
+        }
+        if ctx.stop.is_cancelled() {
+            return End::Stopped { clean: true };
+        }
+        let mut loops: JoinSet<&'static str> = JoinSet::new();
+        let sources = Arc::clone(&ctx);
+        loops.spawn(async move { named("sources", serve_sources(sources)).await });
+        let poll = Arc::clone(&ctx);
+        loops.spawn(async move { named("idle poll", poll_idle(poll)).await });
+        let maintenance = Maintenance::new(Arc::clone(&ctx), self.maintenance_store);
+        loops.spawn(async move { named("maintenance", maintenance.run()).await });
+        let broker = Arc::clone(&ctx);
+        loops.spawn(async move { named("broker", watch_broker(broker)).await });
+        if ctx.config.database.prepared_statements {
+            let listen = Arc::clone(&ctx);
+            loops.spawn(async move { named("listen", listen_for_changes(listen)).await });
+        }
+
+        let bug = tokio::select! {
+            ended = loops.join_next() => Some(match ended {
+                Some(Ok(name)) => format!("the {name} loop ended by itself"),
+                Some(Err(error)) => format!("a loop panicked: {error}"),
+                None => "no loop is left".to_owned(),
+            }),
+            () = ctx.stop.cancelled() => None,
+        };
+        // A loop that ended because we stop is no bug.
+        let bug = bug.filter(|_| !ctx.stop.is_cancelled());
+        ctx.stop.cancel();
+        ctx.board.stopping();
+        let grace_ends = Instant::now() + ctx.config.relay.shutdown_grace;
+        let mut panicked = None;
+        let clean = tokio::time::timeout_at(grace_ends.into(), async {
+            while let Some(ended) = loops.join_next().await {
+                if let Err(error) = ended {
+                    panicked = Some(format!("a loop panicked while stopping: {error}"));
+                }
+            }
+        })
+        .await
+        .is_ok();
+        if !clean {
+            warn!("shutdown_grace is over: rows in flight stay in publishing until their lease runs out");
+            loops.abort_all();
+        }
+        // Records without a verdict are purged; a second is enough once every pass has ended.
+        ctx.publisher.close(grace_ends.max(Instant::now() + Duration::from_secs(1))).await;
+        match bug.or(panicked) {
+            Some(bug) => {
+                error!(bug, "stopped by a bug; please report this");
+                End::Bug(bug)
+            }
+            None => {
+                info!(clean, "stopped");
+                End::Stopped { clean }
+            }
+        }
+    }
+
+    /// Passes over every source until a full sweep claims nothing, then stops.
+    ///
+    /// # Errors
+    /// Every problem of the table, named, when it is not what we understand; or why the database could not be reached.
+    pub async fn drain(self) -> Result<DrainReport, DrainError> {
+        let started = Instant::now();
+        let ctx = self.ctx;
+        prepare(&ctx, false).await?;
+        let mut report = DrainReport::default();
+        let mut maintenance = Maintenance::new(Arc::clone(&ctx), self.maintenance_store);
+        let MaintenanceSummary { requeued, dead, .. } = maintenance.tick().await;
+        report.requeued = requeued;
+        report.dead = dead;
+        let mut served: BTreeMap<String, Done> = BTreeMap::new();
+        loop {
+            let sources = ctx.store.sources(SOURCES_MAX).await?;
+            let mut loops: JoinSet<(String, Done)> = JoinSet::new();
+            for source in sources {
+                let Some(rules) = ctx.config.rules(&source) else { continue };
+                if !served.contains_key(&source) {
+                    let drain = source_loop(&ctx, &source, rules.clone(), Mode::Drain);
+                    loops.spawn(async move { (source, drain.run().await) });
+                }
+            }
+            if loops.is_empty() {
+                break;
+            }
+            while let Some(ended) = loops.join_next().await {
+                let (source, done) = ended.map_err(|error| DrainError::Bug(error.to_string()))?;
+                served.insert(source, done);
+            }
+        }
+        for (source, done) in &served {
+            let summary = &done.summary;
+            report.claimed += summary.claimed;
+            report.sent += summary.sent;
+            report.failed += summary.failed;
+            report.skipped += summary.skipped;
+            report.returned += summary.returned;
+            report.dead += summary.dead;
+            report.rejected += summary.rejected;
+            report.lost += summary.lost;
+            report.gave_up |= done.gave_up;
+            report.due += ctx.store.due(source).await?;
+        }
+        let names: Vec<String> = served.keys().cloned().collect();
+        let policy_of = |source: &str| ctx.config.rules(source).map(|rules| rules.policy);
+        let samples = sample(&ctx.store, &names, policy_of).await?;
+        for (sample, halted) in samples {
+            if let Some(outbox_id) = halted.and_then(|halt| halt.outbox_id) {
+                report.halted_on.push(HaltedOn { source: sample.source, outbox_id });
+            }
+        }
+        ctx.stop.cancel();
+        ctx.publisher.close(Instant::now() + ctx.config.relay.shutdown_grace).await;
+        report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(report)
+    }
+}
+
+/// Runs a loop and returns its name, so that the supervisor can say which one ended.
+async fn named(name: &'static str, looping: impl Future<Output = ()>) -> &'static str {
+    looping.await;
+    name
+}
+
+/// Reads the table's shape before anything is claimed. With `patient`, waits for a database that is away until stopped.
+async fn prepare(ctx: &Context, patient: bool) -> Result<(), DrainError> {
+    let watch = ctx.board.register(LoopName::Discover, Some("start"), ctx.turn_max());
+    let mut pause = RETRY_PAUSE_MIN;
+    loop {
+        watch.tick();
+        match ctx.store.inspect().await {
+            Ok(shape) => {
+                ctx.store.adopt(&shape);
+                for warning in shape.warnings(ctx.config.maintenance.retention.is_some()) {
+                    warn!("{warning}");
+                }
+                ctx.board.database(Ok(()));
+                ctx.board.schema(Ok(shape.describe()));
+                return Ok(());
+            }
+            Err(problems @ InspectError::Problems(_)) => return Err(DrainError::Schema(problems.to_string())),
+            Err(InspectError::Store(error)) if !patient => return Err(error.into()),
+            Err(error) => ctx.inspect_failed(&error),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause.mul_f64(0.7 + 0.3 * rand::random::<f64>())) => {}
+            () = ctx.stop.cancelled() => return Ok(()),
+        }
+        pause = (pause * 2).min(RETRY_PAUSE_MAX);
+    }
+}
+
+fn source_loop(ctx: &Arc<Context>, source: &str, rules: SourceRules, mode: Mode) -> SourceLoop {
+    let source: Arc<str> = Arc::from(source);
+    let wakers = Arc::new(Wakers::default());
+    ctx.wakers().insert(Arc::clone(&source), Arc::clone(&wakers));
+    ctx.board.source(&source, rules.policy);
+    SourceLoop::new(Arc::clone(ctx), source, rules, mode, wakers)
+}
+
+/// Looks for sources and runs a loop for each that is ours.
+async fn serve_sources(ctx: Arc<Context>) {
+    let watch = ctx.board.register(LoopName::Discover, None, ctx.turn_max());
+    let mut loops: JoinSet<Done> = JoinSet::new();
+    let mut known: std::collections::HashSet<String> = std::collections::HashSet::new();
+    while !ctx.stop.is_cancelled() {
+        match ctx.store.sources(SOURCES_MAX).await {
+            Ok(sources) => {
+                ctx.store_answered();
+                watch.succeeded();
+                if sources.len() == SOURCES_MAX && known.len() < SOURCES_MAX {
+                    error!(sources_max = SOURCES_MAX, "too many sources: those beyond the maximum are not served");
+                }
+                for source in sources {
+                    if known.contains(&source) {
+                        continue;
+                    }
+                    if let Some(rules) = ctx.config.rules(&source) {
+                        info!(source, policy = rules.policy.name(), "serving");
+                        loops.spawn(source_loop(&ctx, &source, rules.clone(), Mode::Forever).run());
+                    }
+                    known.insert(source);
+                }
+            }
+            Err(error) => {
+                watch.tick();
+                ctx.store_failed(Stage::Claim, None, &error, None);
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(DISCOVER_INTERVAL) => {}
+            () = ctx.stop.cancelled() => {}
+            Some(ended) = loops.join_next() => {
+                if let Err(error) = ended {
+                    std::panic::resume_unwind(error.into_panic());
+                }
+                if !ctx.stop.is_cancelled() {
+                    return;
+                }
+            }
+        }
+    }
+    while let Some(ended) = loops.join_next().await {
+        if let Err(error) = ended {
+            std::panic::resume_unwind(error.into_panic());
+        }
+    }
+}
+
+/// Polls all idle sources in one statement.
+async fn poll_idle(ctx: Arc<Context>) {
+    let watch = ctx.board.register(LoopName::Idle, None, ctx.turn_max());
+    let mut pause = RETRY_PAUSE_MIN;
+    loop {
+        watch.tick();
+        let asked = tokio::select! {
+            asked = ctx.poller.due() => asked,
+            () = tokio::time::sleep(DISCOVER_INTERVAL) => continue,
+            () = ctx.stop.cancelled() => return,
+        };
+        match ctx.store.poll(&asked).await {
+            Ok(found) => {
+                ctx.store_answered();
+                watch.succeeded();
+                pause = RETRY_PAUSE_MIN;
+                ctx.poller.answered(&asked, &found);
+            }
+            Err(error) => {
+                ctx.store_failed(Stage::Claim, None, &error, None);
+                ctx.poller.failed(&asked, pause);
+                pause = (pause * 2).min(RETRY_PAUSE_MAX);
+            }
+        }
+    }
+}
+
+/// Reads what the publisher knows of its broker, and probes it while the gate is closed.
+async fn watch_broker(ctx: Arc<Context>) {
+    let watch = ctx.board.register(LoopName::Broker, None, ctx.turn_max());
+    loop {
+        watch.succeeded();
+        ctx.board.in_flight(ctx.budget.rows_in_flight() as u64, ctx.budget.bytes_in_flight() as u64);
+        ctx.board.broker_health(ctx.publisher.health());
+        tokio::select! {
+            () = tokio::time::sleep(BROKER_INTERVAL) => {}
+            () = ctx.gate.probe_due() => {
+                let answer = ctx.publisher.probe().await;
+                if let Err(error) = &answer {
+                    let text = error.to_string();
+                    let reason = Reason::Broker;
+                    Failure { stage: Stage::Publish, reason, source_name: None, error: &text, elapsed: None }.emit(&ctx.metrics);
+                }
+                ctx.gate.probed(answer.is_ok(), rand::random());
+            }
+            () = ctx.stop.cancelled() => return,
+        }
+    }
+}
+
+/// Listens for commands that made old rows due again. It only shortens the wait: probes and sweeps find them without it.
+async fn listen_for_changes(ctx: Arc<Context>) {
+    let watch = ctx.board.register(LoopName::Listen, None, ctx.turn_max());
+    let mut pause = RETRY_PAUSE_MIN;
+    while !ctx.stop.is_cancelled() {
+        watch.tick();
+        let mut listener: Listening = match ctx.store.listen().await {
+            Ok(listener) => listener,
+            Err(error) => {
+                ctx.store_failed(Stage::Claim, None, &error, None);
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = ctx.stop.cancelled() => return,
+                }
+                pause = (pause * 2).min(RETRY_PAUSE_MAX);
+                continue;
+            }
+        };
+        pause = RETRY_PAUSE_MIN;
+        watch.succeeded();
+        // Whatever was said before we listened.
+        ctx.changed_all();
+        loop {
+            tokio::select! {
+                said = listener.next() => match said {
+                    Some(source) if source.is_empty() => ctx.changed_all(),
+                    Some(source) => ctx.changed(&source),
+                    None => break,
+                },
+                () = tokio::time::sleep(DISCOVER_INTERVAL) => watch.tick(),
+                () = ctx.stop.cancelled() => return,
+            }
+        }
+    }
+}

@@ -1,1 +1,142 @@
+//! PostgreSQL: one module per verb, one statement per file in `sql/`.
+//!
+//! Nothing here ever talks to the broker or decides what an outcome means; only `migrate` runs DDL.
 
+mod claim;
+mod connect;
+mod db;
+mod error;
+mod inspect;
+mod maintenance;
+mod migrate;
+mod names;
+mod operator;
+mod pgtime;
+mod settle;
+mod statements;
+
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use tokio_postgres::Row;
+
+pub use claim::Claim;
+pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
+pub use error::{ErrorKind, REASONS, StoreError};
+pub use inspect::{
+    COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
+};
+pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
+pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
+pub use names::{qualified, quoted};
+pub use settle::Settled;
+
+use crate::config::Config;
+use statements::Statements;
+
+/// The outbox table, once its shape is known.
+#[derive(Debug)]
+pub struct Store {
+    db: Db,
+    schema: String,
+    table: String,
+    /// Longest wait for any statement of ours, with its connection.
+    bound: Duration,
+    known: RwLock<Option<Known>>,
+}
+
+/// What the last look at the catalogue said, written out.
+#[derive(Debug, Clone)]
+struct Known {
+    shape: Shape,
+    statements: Arc<Statements>,
+}
+
+impl Store {
+    /// Makes a store over a pool of its own; contacts nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Setting`] when the connection settings cannot be used.
+    pub fn new(config: &Config, pool_size: usize) -> Result<Self, StoreError> {
+        let database = crate::config::Database { pool_size, ..config.database.clone() };
+        Ok(Self {
+            db: Db::new(&database, &config.relay.instance, &config.policy_hash())?,
+            schema: database.schema,
+            table: database.table,
+            // The server ends a statement after statement_timeout; what is longer is a connection that died.
+            bound: database.statement_timeout + database.connect_timeout,
+            known: RwLock::new(None),
+        })
+    }
+
+    /// Reads the table's shape and our permissions from the catalogue. Changes nothing: see [`Store::adopt`].
+    ///
+    /// # Errors
+    /// Every problem of the table at once, or why it could not be read.
+    pub async fn inspect(&self) -> Result<Shape, InspectError> {
+        inspect(&self.db, &self.schema, &self.table).await
+    }
+
+    /// Uses the statements of this shape from now on.
+    pub fn adopt(&self, shape: &Shape) {
+        let mut known = self.known.write().expect("no code panics while it holds this lock");
+        if known.as_ref().is_none_or(|known| known.shape != *shape) {
+            let statements = Arc::new(Statements::new(&self.schema, &self.table, shape));
+            *known = Some(Known { shape: shape.clone(), statements });
+        }
+    }
+
+    /// Whether retention may delete.
+    #[must_use]
+    pub fn can_delete(&self) -> bool {
+        self.known().is_some_and(|known| known.shape.can_delete)
+    }
+
+    /// Whether the table has the status `rejected`.
+    fn has_rejected(&self) -> bool {
+        self.known().is_some_and(|known| known.shape.rejected_columns)
+    }
+
+    /// Opens a connection that hears when a command made old rows due again.
+    ///
+    /// # Errors
+    /// As [`Db::dedicated`].
+    pub async fn listen(&self) -> Result<Listening, StoreError> {
+        let (connection, listener) = self.db.dedicated().await?;
+        connection.listen(WAKE_CHANNEL, self.bound).await?;
+        Ok(Listening { _connection: connection, listener })
+    }
+
+    fn known(&self) -> Option<Known> {
+        self.known.read().expect("no code panics while it holds this lock").clone()
+    }
+
+    /// The statements of the adopted shape.
+    fn statements(&self) -> Result<Arc<Statements>, StoreError> {
+        self.known()
+            .map(|known| known.statements)
+            .ok_or_else(|| StoreError::Protocol("the table's shape is not known yet".to_owned()))
+    }
+
+    async fn query(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, StoreError> {
+        self.db.query(sql, params, self.bound).await
+    }
+
+    fn table_name(&self) -> (&str, &str) {
+        (&self.schema, &self.table)
+    }
+}
+
+/// A connection that listens on [`WAKE_CHANNEL`].
+#[derive(Debug)]
+pub struct Listening {
+    _connection: Dedicated,
+    listener: Listener,
+}
+
+impl Listening {
+    /// The next source whose rows changed, empty for all; `None` when the connection is gone. Cancel-safe.
+    pub async fn next(&mut self) -> Option<String> {
+        self.listener.next().await.map(|notification| notification.payload)
+    }
+}

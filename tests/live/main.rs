@@ -1,4 +1,5 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
+mod schema;
 mod smoke;
 mod support;

@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod database;
 pub mod oracle;
 pub mod services;
+pub mod store;
 pub mod topics;
 
 use std::sync::atomic::{AtomicU32, Ordering};

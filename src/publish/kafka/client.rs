@@ -1,0 +1,533 @@
+//! librdkafka behind a seam: building a client, handing one record over, its exact report, purging, building anew.
+//!
+//! Nothing here ever judges a code, decides what a row becomes, or blocks the caller: what blocks in librdkafka (purge, flush,
+//! metadata, drop) runs on threads for that. `rd_kafka_message_produce_errstr` is never called: its text may dangle.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rdkafka::bindings::{rd_kafka_message_status, rd_kafka_msg_status_t};
+use rdkafka::client::ClientContext;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{DeliveryResult, Header, Message as _, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
+use rdkafka::types::RDKafkaErrorCode as Code;
+use serde::Deserialize;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use super::codes::{self, Class};
+use super::faults::Faults;
+use crate::config::{self, Secret};
+use crate::domain::record::Record;
+
+/// How many characters of a text of librdkafka's are kept.
+const REASON_CHARS_MAX: usize = 400;
+/// Shortest time between two clients when the first was never acknowledged anything, doubling up to [`REBUILD_PAUSE_MAX`].
+const REBUILD_PAUSE: Duration = Duration::from_millis(500);
+const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How long a purge may take before its caller goes on without it: it waits for threads that may be looking up a name.
+const PURGE_MAX: Duration = Duration::from_secs(1);
+
+/// The memory of faults, shared with librdkafka's callbacks.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedFaults(Arc<Mutex<Faults>>);
+
+impl SharedFaults {
+    /// Held for a few map look-ups, never across an await.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Faults> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why no client could be built. It never holds the value of a property.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// librdkafka does not take a property.
+    #[error("[kafka.properties] {name}: librdkafka refuses it: {reason}")]
+    Property {
+        /// Its name.
+        name: String,
+        /// What librdkafka says, without the value.
+        reason: String,
+    },
+    /// The file that holds a property's value cannot be read.
+    #[error("[kafka.property_files] {name}: cannot read {}: {error}", path.display())]
+    PropertyFile {
+        /// The property's name.
+        name: String,
+        /// The file.
+        path: PathBuf,
+        /// What reading it said.
+        error: std::io::Error,
+    },
+    /// librdkafka does not take the properties together.
+    #[error("[kafka]: librdkafka cannot build a client: {0}")]
+    Creation(String),
+}
+
+impl From<KafkaError> for ClientError {
+    fn from(error: KafkaError) -> Self {
+        match error {
+            // librdkafka quotes the value when it refuses it, and the value may be a secret.
+            KafkaError::ClientConfig(_, reason, name, value) => {
+                let reason = if value.is_empty() { reason } else { reason.replace(&value, "***") };
+                Self::Property { name, reason }
+            }
+            error => Self::Creation(error.to_string()),
+        }
+    }
+}
+
+/// What a client is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// One record per batch, so that a code is the record's own.
+    Careful,
+    /// One question, then gone.
+    Probe,
+}
+
+/// How clients are built.
+#[derive(Debug, Clone)]
+pub(super) struct Blueprint {
+    kafka: config::Kafka,
+    client_id: String,
+    message_timeout: Duration,
+}
+
+impl Blueprint {
+    pub(super) fn new(kafka: &config::Kafka, relay: &config::Relay) -> Self {
+        let client_id = format!("keiro-relay-{}", relay.instance);
+        Self { kafka: kafka.clone(), client_id, message_timeout: message_timeout(relay) }
+    }
+
+    /// Every property of a client; reads the files that hold secrets, so that a rotated one counts from the next client on.
+    fn config(&self, purpose: Purpose) -> Result<ClientConfig, ClientError> {
+        // Defaults that the user's properties may override.
+        let mut properties: Vec<(String, Secret)> = [
+            ("client.id", self.client_id.as_str()),
+            ("compression.type", "lz4"),
+            ("reconnect.backoff.max.ms", "1000"),
+            ("socket.keepalive.enable", "true"),
+            // A topic that does not exist yet is noticed this long after it was first asked for.
+            ("topic.metadata.propagation.max.ms", "5000"),
+            ("queue.buffering.max.kbytes", "262144"),
+            ("statistics.interval.ms", "5000"),
+        ]
+        .map(|(name, value)| (name.to_owned(), Secret::new(value)))
+        .to_vec();
+        properties.extend(self.kafka.properties.clone());
+        for (name, path) in &self.kafka.property_files {
+            let value = std::fs::read_to_string(path).map_err(|error| ClientError::PropertyFile {
+                name: name.clone(),
+                path: path.clone(),
+                error,
+            })?;
+            properties.push((name.clone(), Secret::new(value.trim_end_matches(['\r', '\n']))));
+        }
+        let mut config = ClientConfig::new();
+        for (name, value) in &properties {
+            config.set(name, value.expose());
+        }
+        // Ours, whatever else was said. Aliases go first: librdkafka would take whichever comes last.
+        for alias in ["metadata.broker.list", "queue.buffering.max.ms", "request.required.acks", "delivery.timeout.ms"]
+        {
+            config.remove(alias);
+        }
+        config.set("bootstrap.servers", self.kafka.brokers.join(","));
+        config.set("message.max.bytes", self.kafka.message_bytes_max.to_string());
+        config.set("acks", "all");
+        config.set("message.timeout.ms", self.message_timeout.as_millis().to_string());
+        // As Java clients do, so that a key lands where other producers of the topic put it.
+        config.set("partitioner", "murmur2_random");
+        match purpose {
+            Purpose::Careful => {
+                config.set("enable.idempotence", "true");
+                // Off: a refused record would be fatal for the client, and here every lane waits for its own record anyway.
+                config.set("enable.gapless.guarantee", "false");
+                config.set("batch.num.messages", "1");
+                config.set("linger.ms", "0");
+            }
+            Purpose::Probe => {
+                config.set("enable.idempotence", "false");
+                config.set("statistics.interval.ms", "0");
+                config.remove("enable.gapless.guarantee");
+            }
+        }
+        Ok(config)
+    }
+
+    fn probe(&self) -> Result<BaseProducer<ProbeContext>, ClientError> {
+        Ok(self.config(Purpose::Probe)?.create_with_context(ProbeContext::default())?)
+    }
+}
+
+/// How long librdkafka may keep a record. Our own deadline comes first, always; this one holds for a process that was stopped
+/// and wakes: what it still has must not go out after the lease ended and someone else took the row (design §3.4).
+///
+/// A record is handed over by `publish_timeout` after the claim, so it may go out until twice that plus this margin.
+fn message_timeout(relay: &config::Relay) -> Duration {
+    let room = relay.publishing_timeout.saturating_sub(relay.publish_timeout * 2);
+    relay.publish_timeout + (room / 2).min(Duration::from_secs(5))
+}
+
+/// What became of a record that was handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Report {
+    /// `None` is an acknowledgement.
+    pub(super) code: Option<Code>,
+    pub(super) persisted: Persisted,
+    /// Below 0 when it was never chosen.
+    pub(super) partition: i32,
+    /// Below 0 when the broker did not say: it had the record already.
+    pub(super) offset: i64,
+}
+
+/// Whether a record was written, as librdkafka knows it. The code alone does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Persisted {
+    No,
+    Possibly,
+    Yes,
+}
+
+/// Receives librdkafka's events on its poll thread.
+pub(super) struct Context {
+    faults: SharedFaults,
+    /// Off once another client took over: what this one says of connections no longer counts.
+    is_current: Arc<AtomicBool>,
+}
+
+/// The little of the statistics that is read; everything else is skipped over.
+#[derive(Deserialize)]
+struct Statistics {
+    #[serde(default)]
+    brokers: std::collections::HashMap<String, BrokerStatistics>,
+}
+
+#[derive(Deserialize)]
+struct BrokerStatistics {
+    state: String,
+    source: String,
+}
+
+impl ClientContext for Context {
+    fn log(&self, _: RDKafkaLogLevel, facility: &str, text: &str) {
+        // What an operator has to know is said once, as the problem it becomes; these lines are for finding out more.
+        tracing::debug!(target: "librdkafka", facility, "{text}");
+    }
+
+    fn stats_raw(&self, json: &[u8]) {
+        let Ok(statistics) = serde_json::from_slice::<Statistics>(json) else { return };
+        let is_up = |broker: &&BrokerStatistics| matches!(broker.state.as_str(), "UP" | "UPDATE");
+        let real =
+            statistics.brokers.values().filter(|broker| matches!(broker.source.as_str(), "learned" | "configured"));
+        let up = real.filter(is_up).count();
+        if self.is_current.load(Ordering::Relaxed) {
+            self.faults.lock().brokers_up(up, Instant::now());
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        let Some(code) = error.rdkafka_error_code() else { return };
+        // Each event arrives twice; everything here may happen twice.
+        tracing::debug!(target: "librdkafka", ?code, "{reason}");
+        if !self.is_current.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Class::Cluster(word) = codes::classify(code) {
+            let mut faults = self.faults.lock();
+            if code == Code::AllBrokersDown {
+                faults.brokers_up(0, Instant::now());
+            } else {
+                faults.connection_failed(bounded(&format!("{word}: {reason}")));
+            }
+        }
+    }
+}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = Box<oneshot::Sender<Report>>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, reporter: Self::DeliveryOpaque) {
+        let (code, message) = match result {
+            Ok(message) => (None, message),
+            Err((error, message)) => (Some(error.rdkafka_error_code().unwrap_or(Code::Unknown)), message),
+        };
+        // SAFETY: the pointer belongs to the delivery report event, which `message` keeps alive; the function only reads it.
+        let status = unsafe { rd_kafka_message_status(message.ptr()) };
+        let persisted = match status {
+            rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_NOT_PERSISTED => Persisted::No,
+            rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_POSSIBLY_PERSISTED => Persisted::Possibly,
+            rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_PERSISTED => Persisted::Yes,
+        };
+        let report = Report { code, persisted, partition: message.partition(), offset: message.offset() };
+        // Nobody may be waiting any more: the call was dropped.
+        let _ = reporter.send(report);
+    }
+}
+
+/// One librdkafka client, from its building to its replacement.
+pub(super) struct Generation {
+    number: u64,
+    is_current: Arc<AtomicBool>,
+    /// Whether it was acknowledged anything: a client that works may be replaced at once when it breaks.
+    has_acked: AtomicBool,
+    /// `None` only while it is dropped.
+    producer: Option<ThreadedProducer<Context>>,
+}
+
+impl Generation {
+    fn build(blueprint: &Blueprint, purpose: Purpose, faults: SharedFaults, number: u64) -> Result<Self, ClientError> {
+        let is_current = Arc::new(AtomicBool::new(true));
+        let context = Context { faults, is_current: Arc::clone(&is_current) };
+        let producer = blueprint.config(purpose)?.create_with_context(context)?;
+        Ok(Self { number, is_current, has_acked: AtomicBool::new(false), producer: Some(producer) })
+    }
+
+    fn producer(&self) -> &ThreadedProducer<Context> {
+        self.producer.as_ref().expect("the producer is there until the generation is dropped")
+    }
+
+    /// Hands a record over; the report comes through the receiver, exactly one, unless the code says that nothing was taken.
+    /// Milliseconds are since 1970.
+    pub(super) fn hand_over(
+        &self,
+        record: &Record<'_>,
+        millis: Option<i64>,
+    ) -> Result<oneshot::Receiver<Report>, Code> {
+        let (reporter, report) = oneshot::channel();
+        let mut headers = OwnedHeaders::new_with_capacity(record.headers.len());
+        for (key, value) in &record.headers {
+            headers = headers.insert(Header { key, value: Some(value.as_ref()) });
+        }
+        let mut native = BaseRecord::with_opaque_to(record.topic, Box::new(reporter)).headers(headers);
+        native.payload = Some(record.payload.as_ref());
+        native.key = record.key;
+        native.timestamp = millis;
+        match self.producer().send::<str, [u8]>(native) {
+            Ok(()) => Ok(report),
+            Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(Code::InvalidArgument)),
+        }
+    }
+
+    /// Notes that it works.
+    pub(super) fn acked(&self) {
+        self.has_acked.store(true, Ordering::Relaxed);
+    }
+
+    /// Why it is of no more use, when it is: the first fatal error.
+    pub(super) fn fatal(&self) -> Option<(Code, String)> {
+        self.producer().client().fatal_error().map(|(code, reason)| (code, bounded(&reason)))
+    }
+
+    /// Lets go of records, so that their reports come: of those not sent yet, and of those in flight when asked for. Returns
+    /// once that is done, or after a second.
+    pub(super) async fn purge(self: &Arc<Self>, in_flight: bool) {
+        let generation = Arc::clone(self);
+        let flags = PurgeConfig::default().queue();
+        let flags = if in_flight { flags.inflight() } else { flags };
+        let purge = spawn_blocking(move || generation.producer().purge(flags));
+        let _ = tokio::time::timeout(PURGE_MAX, purge).await;
+    }
+
+    /// Waits until everything has its report, for so long at most.
+    pub(super) async fn flush(self: &Arc<Self>, bound: Duration) {
+        let generation = Arc::clone(self);
+        let flush = spawn_blocking(move || generation.producer().flush(bound));
+        let _ = tokio::time::timeout(bound, flush).await;
+    }
+
+    /// Asks for a topic's metadata, which also mends what this client believes about it: librdkafka asks by itself only every
+    /// few minutes once it took a topic for non-existing. `None`: the topic is there.
+    pub(super) async fn ask_about(self: &Arc<Self>, topic: &str, bound: Duration) -> Result<Option<Code>, Code> {
+        let generation = Arc::clone(self);
+        let topic = topic.to_owned();
+        let ask = spawn_blocking(move || {
+            let metadata = generation.producer().client().fetch_metadata(Some(&topic), bound);
+            let metadata = metadata.map_err(|error| error.rdkafka_error_code().unwrap_or(Code::Unknown))?;
+            let found = metadata.topics().iter().find(|found| found.name() == topic);
+            match found {
+                None => Ok(Some(Code::UnknownTopicOrPartition)),
+                Some(found) => match found.error() {
+                    Some(error) => Ok(Some(Code::from(error))),
+                    None if found.partitions().is_empty() => Ok(Some(Code::LeaderNotAvailable)),
+                    None => Ok(None),
+                },
+            }
+        });
+        // The bound again: picking a broker to ask has its own idea of time.
+        match tokio::time::timeout(bound, ask).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) | Err(_) => Err(Code::OperationTimedOut),
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        // Dropping a client purges, waits for reports and joins threads: never on a thread of the runtime.
+        let producer = self.producer.take();
+        let thread = std::thread::Builder::new().name("kafka-drop".into());
+        // When no thread can be had, the closure and with it the client is dropped here, slowly.
+        drop(thread.spawn(move || drop(producer)));
+    }
+}
+
+/// A client that is built anew when it is of no more use.
+pub(super) struct Client {
+    blueprint: Blueprint,
+    purpose: Purpose,
+    faults: SharedFaults,
+    current: RwLock<Arc<Generation>>,
+    rebuilding: tokio::sync::Mutex<Rebuilding>,
+    rebuilds: AtomicU64,
+}
+
+/// When the next client may be built.
+#[derive(Debug, Default)]
+struct Rebuilding {
+    /// How many in a row were never acknowledged anything.
+    fruitless: u32,
+    not_before: Option<Instant>,
+}
+
+impl Client {
+    pub(super) fn new(blueprint: Blueprint, purpose: Purpose, faults: SharedFaults) -> Result<Self, ClientError> {
+        let first = Generation::build(&blueprint, purpose, faults.clone(), 0)?;
+        Ok(Self {
+            blueprint,
+            purpose,
+            faults,
+            current: RwLock::new(Arc::new(first)),
+            rebuilding: tokio::sync::Mutex::default(),
+            rebuilds: AtomicU64::new(0),
+        })
+    }
+
+    /// The client to use now.
+    pub(super) fn current(&self) -> Arc<Generation> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How often it was built anew.
+    pub(super) fn rebuilds(&self) -> u64 {
+        self.rebuilds.load(Ordering::Relaxed)
+    }
+
+    /// Replaces a client and purges it, so that every record it holds gets its report. The first of several callers who saw
+    /// the same client does it. Returns whether another client is there; building may have to wait its turn past `until`.
+    pub(super) async fn rebuild(&self, seen: &Arc<Generation>, why: &str, until: Instant) -> bool {
+        let mut rebuilding = self.rebuilding.lock().await;
+        if self.current().number != seen.number {
+            return true;
+        }
+        if let Some(not_before) = rebuilding.not_before {
+            if not_before > until {
+                return false;
+            }
+            tokio::time::sleep_until(not_before.into()).await;
+        }
+        let (blueprint, purpose, faults, number) =
+            (self.blueprint.clone(), self.purpose, self.faults.clone(), seen.number + 1);
+        let built = spawn_blocking(move || Generation::build(&blueprint, purpose, faults, number)).await;
+        rebuilding.fruitless = if seen.has_acked.load(Ordering::Relaxed) { 0 } else { rebuilding.fruitless + 1 };
+        if rebuilding.fruitless > 0 {
+            let pause = REBUILD_PAUSE * 2_u32.saturating_pow(rebuilding.fruitless.min(10));
+            rebuilding.not_before = Some(Instant::now() + pause.min(REBUILD_PAUSE_MAX));
+        } else {
+            rebuilding.not_before = None;
+        }
+        let problem = match built {
+            Ok(Ok(next)) => {
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+                seen.is_current.store(false, Ordering::Relaxed);
+                self.rebuilds.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(generation = number, "the Kafka client was built anew: {why}");
+                drop(rebuilding);
+                seen.purge(true).await;
+                return true;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => panic.to_string(),
+        };
+        if self.faults.lock().cluster_failed(&bounded(&format!("kafka.client_failed: client: {problem}"))) {
+            tracing::error!("the Kafka client cannot be built anew: {problem}");
+        }
+        false
+    }
+
+    /// Whether the cluster answers a new connection. A connection of our own may be stuck behind a request, so this one is
+    /// built for the question and then dropped.
+    pub(super) async fn ask_cluster(&self, bound: Duration) -> Result<(), String> {
+        let (answer, answered) = oneshot::channel();
+        let blueprint = self.blueprint.clone();
+        spawn_blocking(move || {
+            let producer = match blueprint.probe() {
+                Ok(producer) => producer,
+                Err(error) => return drop(answer.send(Err(format!("kafka.client_failed: client: {error}")))),
+            };
+            let _ = answer.send(ask_cluster(&producer, bound));
+            // Dropping the client takes a moment, and the answer does not wait for it.
+        });
+        let nobody = || Err(format!("kafka.unreachable: client: no broker answered within {bound:?}"));
+        // Building a client takes a moment too.
+        match tokio::time::timeout(bound + Duration::from_millis(500), answered).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) | Err(_) => nobody(),
+        }
+    }
+}
+
+fn ask_cluster(producer: &BaseProducer<ProbeContext>, bound: Duration) -> Result<(), String> {
+    // Known as soon as the first broker answered.
+    if producer.client().fetch_cluster_id(bound).is_some() {
+        return Ok(());
+    }
+    // Nobody polls this client, so what it has to say waits in its queue.
+    for _ in 0..PROBE_EVENTS_MAX {
+        producer.poll(Duration::ZERO);
+    }
+    let reason = producer.context().reason.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Err(reason.unwrap_or_else(|| format!("kafka.unreachable: client: no broker answered within {bound:?}")))
+}
+
+/// How many events of a probe are looked through for the reason of its failure.
+const PROBE_EVENTS_MAX: usize = 100;
+
+/// Keeps the last reason why a probe could not connect.
+#[derive(Default)]
+struct ProbeContext {
+    reason: Mutex<Option<String>>,
+}
+
+impl ClientContext for ProbeContext {
+    fn log(&self, _: RDKafkaLogLevel, facility: &str, text: &str) {
+        tracing::debug!(target: "librdkafka", facility, "{text}");
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        let Some(code) = error.rdkafka_error_code() else { return };
+        // That all brokers are down follows from the reason before it.
+        if let (Class::Cluster(word), false) = (codes::classify(code), code == Code::AllBrokersDown) {
+            let reason = bounded(&format!("{word}: client: {reason}"));
+            *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+        }
+    }
+}
+
+impl ProducerContext for ProbeContext {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
+}
+
+/// The text, cut to what is kept.
+fn bounded(text: &str) -> String {
+    text.chars().take(REASON_CHARS_MAX).collect()
+}

@@ -1,0 +1,342 @@
+//! Whose fault it is: what the acknowledgements, errors and silences of the whole cluster say about one record.
+//!
+//! Nothing here ever talks to Kafka, reads a clock or draws a number: time and draws are arguments, so that each rule can be
+//! tested. Everything remembered is bounded, and forgetting costs a wait or an attempt, never an event.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use crate::domain::backoff::{Backoff, BackoffKind};
+use crate::publish::ParkedTopic;
+
+/// Topics that may be parked at once. One more sets free the one whose turn is next: it costs one probe too many.
+pub const PARKED_MAX: usize = 1_000;
+/// Topics whose acknowledgements are remembered.
+pub const TOPICS_MAX: usize = 10_000;
+/// Rows whose silences are remembered.
+pub const SUSPECTS_MAX: usize = 10_000;
+/// How often a row may time out alone, while its partition acknowledges others, before it is the row's fault.
+pub const SILENCES_MAX: u32 = 3;
+/// How long no broker may be up before it counts as a problem: librdkafka reconnects an idle connection that the broker
+/// closed within about a second, and the statistics that show it come every five.
+pub const DOWN_GRACE: Duration = Duration::from_secs(6);
+
+/// How long a topic rests after each failure in a row.
+const REST: Backoff = Backoff {
+    kind: BackoffKind::Exponential,
+    initial: Duration::from_secs(1),
+    multiplier: 2.0,
+    max: Duration::from_secs(60),
+    jitter: 0.2,
+};
+
+/// What is remembered of the cluster, its topics and a few rows.
+#[derive(Debug, Default)]
+pub struct Faults {
+    parked: HashMap<String, Parked>,
+    acks: HashMap<String, TopicAcks>,
+    suspects: HashMap<Uuid, Suspect>,
+    last_ack: Option<Instant>,
+    cluster: Cluster,
+}
+
+/// A topic that is left alone for a while.
+#[derive(Debug)]
+struct Parked {
+    failures: u32,
+    reason: String,
+    /// When its last failure was noticed.
+    since: Instant,
+    probe_at: Instant,
+    probing: bool,
+}
+
+/// When a topic acknowledged last, and each of its partitions.
+#[derive(Debug)]
+struct TopicAcks {
+    last: Instant,
+    partitions: HashMap<i32, Instant>,
+}
+
+/// A row that timed out.
+#[derive(Debug)]
+struct Suspect {
+    /// How often.
+    silences: u32,
+    /// How often while its partition acknowledged others.
+    alone: u32,
+    last: Instant,
+}
+
+/// What is known of the cluster as a whole.
+#[derive(Debug, Default)]
+struct Cluster {
+    /// Whether any broker has ever answered.
+    connected: bool,
+    /// Since when no broker is up, as far as the client says.
+    down_since: Option<Instant>,
+    /// What the client said last about connections.
+    reason: Option<String>,
+    /// A fault of the whole cluster; gone with the next acknowledgement or answer.
+    problem: Option<String>,
+}
+
+/// Whether a record of a topic may be handed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Admission {
+    /// Nothing stands against it.
+    Free,
+    /// The topic is parked and due: this record is its one probe, which must end in an acknowledgement, a verdict, another
+    /// failure or [`Faults::release`].
+    Probe,
+    /// Not now.
+    Held {
+        /// How long to leave the row alone.
+        pause: Duration,
+        /// Why the topic is parked.
+        reason: String,
+    },
+}
+
+/// A topic was parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parking {
+    /// How long its rows rest.
+    pub pause: Duration,
+    /// Whether it was not parked before: worth a line in the log.
+    pub is_new: bool,
+}
+
+/// Whose fault a silence is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silence {
+    /// The row's: its partition acknowledges others again and again.
+    Row,
+    /// Nobody's yet, or its partition's while the topic's others acknowledge: the row alone rests.
+    Rest {
+        /// How long.
+        pause: Duration,
+    },
+    /// The topic's: others on the cluster were acknowledged.
+    Topic,
+    /// The cluster's: nothing was acknowledged anywhere, and no broker is up.
+    Cluster,
+    /// The topic's or the cluster's: nothing was acknowledged, but a broker seems up. Ask the cluster.
+    Unclear,
+}
+
+impl Faults {
+    /// Whether a record of this topic may be handed over now.
+    pub fn admit(&mut self, topic: &str, now: Instant) -> Admission {
+        let Some(parked) = self.parked.get_mut(topic) else { return Admission::Free };
+        if parked.probing {
+            // The probe may take a whole deadline. Come back well before the topic's next turn, so that its other rows do
+            // not wait long once the probe got through.
+            let rest = parked.probe_at.saturating_duration_since(parked.since) / 4;
+            let pause = rest.clamp(Duration::from_secs(1), Duration::from_secs(15));
+            return Admission::Held { pause, reason: parked.reason.clone() };
+        }
+        let pause = parked.probe_at.saturating_duration_since(now);
+        if pause.is_zero() {
+            parked.probing = true;
+            return Admission::Probe;
+        }
+        Admission::Held { pause, reason: parked.reason.clone() }
+    }
+
+    /// The probe of this topic ended without saying anything about it: the next record may try at once.
+    pub fn release(&mut self, topic: &str) {
+        if let Some(parked) = self.parked.get_mut(topic) {
+            parked.probing = false;
+        }
+    }
+
+    /// A record was acknowledged; returns whether that freed its topic.
+    pub fn acked(&mut self, id: Uuid, topic: &str, partition: i32, now: Instant) -> bool {
+        self.last_ack = Some(now);
+        self.cluster.answered();
+        self.suspects.remove(&id);
+        match self.acks.get_mut(topic) {
+            Some(acks) => {
+                acks.last = now;
+                acks.partitions.insert(partition, now);
+            }
+            None => {
+                make_room(&mut self.acks, TOPICS_MAX, |acks| acks.last);
+                let partitions = HashMap::from([(partition, now)]);
+                self.acks.insert(topic.to_owned(), TopicAcks { last: now, partitions });
+            }
+        }
+        self.parked.remove(topic).is_some()
+    }
+
+    /// A broker refused a record for what is in it, so its topic works; returns whether that freed the topic.
+    pub fn refused(&mut self, id: Uuid, topic: &str) -> bool {
+        self.cluster.answered();
+        self.suspects.remove(&id);
+        self.parked.remove(topic).is_some()
+    }
+
+    /// The topic failed for a record handed over at that instant: it rests, longer each time in a row.
+    pub fn topic_failed(
+        &mut self,
+        topic: &str,
+        handed_over: Instant,
+        reason: &str,
+        now: Instant,
+        draw: f64,
+    ) -> Parking {
+        if let Some(parked) = self.parked.get_mut(topic) {
+            // Records that were on their way together fail together: that is one failure.
+            if handed_over >= parked.since {
+                parked.failures = parked.failures.saturating_add(1);
+                parked.since = now;
+                parked.probe_at = now + REST.delay(i64::from(parked.failures), draw);
+                parked.probing = false;
+                reason.clone_into(&mut parked.reason);
+            }
+            return Parking { pause: parked.probe_at.saturating_duration_since(now), is_new: false };
+        }
+        make_room(&mut self.parked, PARKED_MAX, |parked| parked.probe_at);
+        let pause = REST.delay(1, draw);
+        let parked =
+            Parked { failures: 1, reason: reason.to_owned(), since: now, probe_at: now + pause, probing: false };
+        self.parked.insert(topic.to_owned(), parked);
+        Parking { pause, is_new: true }
+    }
+
+    /// A record handed over at that instant got no verdict in time. A partition below 0 is unknown.
+    pub fn silent(
+        &mut self,
+        id: Uuid,
+        topic: &str,
+        partition: i32,
+        handed_over: Instant,
+        now: Instant,
+        draw: f64,
+    ) -> Silence {
+        let since = |at: Option<&Instant>| at.is_some_and(|at| *at >= handed_over);
+        let acks = self.acks.get(topic);
+        if !since(acks.map(|acks| &acks.last)) {
+            return match () {
+                () if since(self.last_ack.as_ref()) => Silence::Topic,
+                () if self.no_broker_is_up() => Silence::Cluster,
+                () => Silence::Unclear,
+            };
+        }
+        // The topic works, so it is not parked: its other rows go on, this one rests.
+        let is_alone = since(acks.and_then(|acks| acks.partitions.get(&partition)));
+        if !self.suspects.contains_key(&id) {
+            make_room(&mut self.suspects, SUSPECTS_MAX, |suspect| suspect.last);
+        }
+        let suspect = self.suspects.entry(id).or_insert(Suspect { silences: 0, alone: 0, last: now });
+        suspect.silences = suspect.silences.saturating_add(1);
+        suspect.alone += u32::from(is_alone);
+        suspect.last = now;
+        if suspect.alone >= SILENCES_MAX {
+            self.suspects.remove(&id);
+            return Silence::Row;
+        }
+        Silence::Rest { pause: REST.delay(i64::from(suspect.silences), draw) }
+    }
+
+    /// The whole cluster, our access to it or our clock is at fault; returns whether that is news.
+    pub fn cluster_failed(&mut self, problem: &str) -> bool {
+        let is_new = self.cluster.problem.is_none();
+        self.cluster.problem = Some(problem.to_owned());
+        is_new
+    }
+
+    /// A broker answered something: the cluster is there.
+    pub fn answered(&mut self) {
+        self.cluster.answered();
+    }
+
+    /// The client says how many brokers it is connected to.
+    pub fn brokers_up(&mut self, up: usize, now: Instant) {
+        if up > 0 {
+            self.cluster.connected = true;
+            self.cluster.down_since = None;
+        } else {
+            self.cluster.down_since.get_or_insert(now);
+        }
+    }
+
+    /// The client says why a connection failed. One of several brokers may fail alone, so this explains and does not judge.
+    pub fn connection_failed(&mut self, reason: String) {
+        self.cluster.reason = Some(reason);
+    }
+
+    /// Whether, as far as the client says, no broker is up.
+    #[must_use]
+    pub fn no_broker_is_up(&self) -> bool {
+        !self.cluster.connected || self.cluster.down_since.is_some()
+    }
+
+    /// Whether the client said that its connections are gone.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.cluster.down_since.is_some()
+    }
+
+    /// What stands against publishing anything.
+    #[must_use]
+    pub fn problem(&self, now: Instant) -> Option<String> {
+        let Cluster { connected, down_since, reason, problem } = &self.cluster;
+        if problem.is_some() {
+            return problem.clone();
+        }
+        let is_down = down_since.is_some_and(|since| !connected || now.saturating_duration_since(since) >= DOWN_GRACE);
+        let reason = || reason.as_deref().unwrap_or("check [kafka] brokers, the network and the brokers");
+        match () {
+            () if is_down => Some(format!("kafka.unreachable: client: no broker is up: {}", reason())),
+            () if !connected => Some(format!("kafka.not_connected: client: no broker has answered yet: {}", reason())),
+            () => None,
+        }
+    }
+
+    /// Whether the topic has taken a record before.
+    #[must_use]
+    pub fn is_familiar(&self, topic: &str) -> bool {
+        self.acks.contains_key(topic)
+    }
+
+    /// Whether the topic is parked.
+    #[must_use]
+    pub fn is_parked(&self, topic: &str) -> bool {
+        self.parked.contains_key(topic)
+    }
+
+    /// The parked topics, by name.
+    #[must_use]
+    pub fn parked(&self) -> Vec<ParkedTopic> {
+        let parked = self.parked.iter().map(|(topic, parked)| ParkedTopic {
+            topic: topic.clone(),
+            reason: parked.reason.clone(),
+            probe_at: parked.probe_at,
+        });
+        let mut parked: Vec<_> = parked.collect();
+        parked.sort_by(|one, other| one.topic.cmp(&other.topic));
+        parked
+    }
+}
+
+impl Cluster {
+    fn answered(&mut self) {
+        *self = Self { connected: true, ..Self::default() };
+    }
+}
+
+/// Forgets the entry with the earliest instant when the map is full.
+fn make_room<K: Hash + Eq + Clone, V>(map: &mut HashMap<K, V>, max: usize, instant: impl Fn(&V) -> Instant) {
+    if map.len() < max {
+        return;
+    }
+    let earliest = map.iter().min_by_key(|(_, value)| instant(value)).map(|(key, _)| key.clone());
+    if let Some(key) = earliest {
+        map.remove(&key);
+    }
+}

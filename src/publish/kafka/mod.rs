@@ -1,0 +1,92 @@
+//! The Kafka publisher: claimed rows to records, and what librdkafka reports of each to outcomes.
+//!
+//! Every row goes through the careful lane ([`careful`]): one record per batch and one in flight per lane, so that every code
+//! and every silence is the record's own. Nothing here ever hands a record over after the call's deadline, lets a later
+//! record of a lane out after an earlier one that did not get through, or blocks a thread of the runtime.
+
+mod careful;
+mod client;
+pub mod codes;
+pub mod faults;
+
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+pub use client::ClientError;
+use client::{Blueprint, Client, Purpose, SharedFaults};
+
+use super::{Batch, BrokerHealth, PublishError, Publisher};
+use crate::config;
+use crate::domain::outcome::Outcome;
+
+/// How long a probe of the cluster may take.
+const PROBE_MAX: Duration = Duration::from_secs(5);
+
+/// Publishes to one Kafka cluster.
+pub struct KafkaPublisher {
+    careful: Client,
+    faults: SharedFaults,
+    message_bytes_max: usize,
+    /// How long a record in flight may still wait for its verdict once we stop.
+    stop_wait: Duration,
+    closed: CancellationToken,
+}
+
+impl KafkaPublisher {
+    /// Builds the client; it connects by itself, and a cluster that is away is no error.
+    ///
+    /// # Errors
+    /// librdkafka does not take the properties, or a file that holds one cannot be read.
+    pub fn new(kafka: &config::Kafka, relay: &config::Relay) -> Result<Self, ClientError> {
+        let faults = SharedFaults::default();
+        let blueprint = Blueprint::new(kafka, relay);
+        Ok(Self {
+            careful: Client::new(blueprint, Purpose::Careful, faults.clone())?,
+            faults,
+            message_bytes_max: kafka.message_bytes_max,
+            stop_wait: relay.shutdown_grace.saturating_sub(relay.settle_timeout),
+            closed: CancellationToken::new(),
+        })
+    }
+}
+
+impl Publisher for KafkaPublisher {
+    fn publish<'a>(&'a self, batch: &'a Batch) -> BoxFuture<'a, Result<Vec<(Uuid, Outcome)>, PublishError>> {
+        careful::publish(self, batch).map(Ok).boxed()
+    }
+
+    fn health(&self) -> BrokerHealth {
+        let rebuilds = self.careful.rebuilds();
+        let faults = self.faults.lock();
+        BrokerHealth { problem: faults.problem(Instant::now()), parked: faults.parked(), rebuilds }
+    }
+
+    fn probe(&self) -> BoxFuture<'_, Result<(), PublishError>> {
+        let probe = async {
+            self.careful.ask_cluster(PROBE_MAX).await.map_err(PublishError)?;
+            self.faults.lock().answered();
+            Ok(())
+        };
+        probe.boxed()
+    }
+
+    fn close(&self, deadline: Instant) -> BoxFuture<'_, ()> {
+        let close = async move {
+            self.closed.cancel();
+            let generation = self.careful.current();
+            generation.flush(deadline.saturating_duration_since(Instant::now())).await;
+            generation.purge(true).await;
+        };
+        close.boxed()
+    }
+}
+
+impl std::fmt::Debug for KafkaPublisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KafkaPublisher").field("health", &self.health()).finish_non_exhaustive()
+    }
+}

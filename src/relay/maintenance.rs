@@ -1,0 +1,305 @@
+//! The slow timer: requeue of expired leases, retention, the backlog sample, the table's shape. On a connection of its own.
+//!
+//! Any live relay does it; two at once are harmless. Nothing here ever runs unbounded: each step has a limit of rows and of time,
+//! and goes on next time where it stopped.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
+
+use super::Context;
+use super::health::{Halt, HaltKind};
+use crate::domain::message::{PgTime, Position};
+use crate::domain::policy::{Policy, SourceRules};
+use crate::store::{Backlog, Head, Store, StoreError};
+use crate::telemetry::{LoopName, Requeued, RetentionDeleted, SourceSample, Stage};
+
+/// Rows at the head of each source that every tick looks at for expired leases: claims begin there.
+const STALE_HEAD_ROWS: usize = 5_000;
+/// Rows behind them that every tick looks at, going on where the last one stopped.
+const STALE_WINDOW_ROWS: usize = 20_000;
+/// Rows one retention statement deletes.
+const RETENTION_ROWS: usize = 5_000;
+/// Pause between them, so that traffic is not starved.
+const RETENTION_PAUSE: Duration = Duration::from_millis(50);
+/// Now and then retention begins at the start again, for rows whose published_at was set back.
+const RETENTION_RESTART: Duration = Duration::from_secs(3_600);
+/// Rows a backlog count stops at, and what it stops at when that took too long.
+const BACKLOG_ROWS: usize = 1_000_000;
+const BACKLOG_ROWS_SLOW: usize = 10_000;
+/// Live rows at the head of a source that are looked at for the oldest that is ready.
+const HEAD_ROWS: usize = 1_000;
+/// Dead and rejected rows counted over all sources.
+const FINISHED_ROWS: usize = 100_000;
+/// Longest time one step of a tick may take.
+const STEP_MAX: Duration = Duration::from_secs(20);
+
+/// What one tick did.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct MaintenanceSummary {
+    /// Rows freed from expired leases.
+    pub requeued: u64,
+    /// Rows whose attempts were spent when their lease expired.
+    pub dead: u64,
+    /// Sent rows deleted.
+    pub deleted: u64,
+    /// Rows waiting (pending and failed) over all sources.
+    pub backlog: u64,
+}
+
+/// The slow timer and where its steps stopped.
+pub(super) struct Maintenance {
+    ctx: Arc<Context>,
+    store: Arc<Store>,
+    stale_after: HashMap<String, Position>,
+    retention_from: PgTime,
+    retention_restart_at: Instant,
+}
+
+impl Maintenance {
+    /// Makes the timer over a store of its own.
+    pub(super) fn new(ctx: Arc<Context>, store: Arc<Store>) -> Self {
+        Self {
+            ctx,
+            store,
+            stale_after: HashMap::new(),
+            retention_from: PgTime::NEG_INFINITY,
+            retention_restart_at: Instant::now() + RETENTION_RESTART,
+        }
+    }
+
+    /// Ticks until stopped.
+    pub(super) async fn run(mut self) {
+        let ctx = Arc::clone(&self.ctx);
+        let longest_turn = STEP_MAX * 4 + ctx.config.maintenance.interval + ctx.turn_max();
+        let watch = ctx.board.register(LoopName::Sample, None, longest_turn);
+        while !ctx.stop.is_cancelled() {
+            watch.tick();
+            tokio::select! {
+                _ = self.tick() => {}
+                () = ctx.stop.cancelled() => return,
+            }
+            // Jittered, so that several relays do not tick together.
+            let pause = ctx.config.maintenance.interval.mul_f64(0.9 + 0.2 * rand::random::<f64>());
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = ctx.stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Does everything once. A step that fails is reported and does not keep the others from their turn.
+    pub(super) async fn tick(&mut self) -> MaintenanceSummary {
+        let mut summary = MaintenanceSummary::default();
+        self.inspect().await;
+        let sources = match self.store.sources(super::SOURCES_MAX).await {
+            Ok(sources) => sources,
+            Err(error) => {
+                self.ctx.store_failed(Stage::Maintenance, None, &error, None);
+                return summary;
+            }
+        };
+        self.requeue_all(&sources, &mut summary).await;
+        self.delete_sent(&mut summary).await;
+        self.sample(&sources, &mut summary).await;
+        summary
+    }
+
+    /// Reads the table's shape again: the newer columns may have appeared, a permission may have gone.
+    async fn inspect(&self) {
+        match self.store.inspect().await {
+            Ok(shape) => {
+                self.ctx.store.adopt(&shape);
+                self.ctx.board.schema(Ok(shape.describe()));
+            }
+            Err(error) => self.ctx.inspect_failed(&error),
+        }
+    }
+
+    async fn requeue_all(&mut self, sources: &[String], summary: &mut MaintenanceSummary) {
+        let ctx = Arc::clone(&self.ctx);
+        let until = Instant::now() + STEP_MAX;
+        let mut whole = true;
+        for source in sources {
+            let Some(rules) = ctx.config.rules(source) else { continue };
+            if Instant::now() >= until {
+                return;
+            }
+            match self.requeue(source, rules).await {
+                Ok((failed, dead)) => {
+                    Requeued { source_name: source, failed, dead }.emit(&ctx.metrics);
+                    summary.requeued += failed;
+                    summary.dead += dead;
+                    if failed + dead > 0 {
+                        ctx.changed(source);
+                    }
+                }
+                Err(error) => {
+                    ctx.store_failed(Stage::Maintenance, Some(source), &error, None);
+                    whole = false;
+                }
+            }
+        }
+        self.stale_after.retain(|source, _| sources.iter().any(|name| name == source));
+        if whole {
+            ctx.metrics.succeeded(LoopName::Requeue);
+        }
+    }
+
+    /// Looks at the head of a source and at the next window behind it.
+    async fn requeue(&mut self, source: &str, rules: &SourceRules) -> Result<(u64, u64), StoreError> {
+        let lease = self.ctx.config.relay.publishing_timeout;
+        let head = self.store.stale(source, Position::START, STALE_HEAD_ROWS, lease).await?;
+        let mut stale = head.stale;
+        match head.resume_after {
+            None => {
+                self.stale_after.remove(source);
+            }
+            Some(end_of_head) => {
+                let after = self.stale_after.get(source).copied().unwrap_or(end_of_head).max(end_of_head);
+                let window = self.store.stale(source, after, STALE_WINDOW_ROWS, lease).await?;
+                stale.extend(window.stale);
+                match window.resume_after {
+                    Some(next) => self.stale_after.insert(source.to_owned(), next),
+                    None => self.stale_after.remove(source),
+                };
+            }
+        }
+        if stale.is_empty() {
+            return Ok((0, 0));
+        }
+        stale.sort_unstable();
+        let requeued = self.store.requeue(&stale, lease, rules.max_attempts).await?;
+        Ok((requeued.failed as u64, requeued.dead as u64))
+    }
+
+    async fn delete_sent(&mut self, summary: &mut MaintenanceSummary) {
+        let ctx = Arc::clone(&self.ctx);
+        let Some(retention) = ctx.config.maintenance.retention else { return };
+        if !self.store.can_delete() {
+            return;
+        }
+        let now = Instant::now();
+        if now >= self.retention_restart_at {
+            self.retention_from = PgTime::NEG_INFINITY;
+            self.retention_restart_at = now + RETENTION_RESTART;
+        }
+        let until = now + STEP_MAX;
+        while Instant::now() < until {
+            match self.store.delete_sent(retention, RETENTION_ROWS, self.retention_from).await {
+                Ok((deleted, reached)) => {
+                    RetentionDeleted { rows: deleted }.emit(&ctx.metrics);
+                    summary.deleted += deleted;
+                    self.retention_from = reached.unwrap_or(self.retention_from);
+                    if deleted < RETENTION_ROWS as u64 {
+                        ctx.metrics.succeeded(LoopName::Retention);
+                        return;
+                    }
+                }
+                Err(error) => return ctx.store_failed(Stage::Maintenance, None, &error, None),
+            }
+            tokio::time::sleep(RETENTION_PAUSE).await;
+        }
+    }
+
+    async fn sample(&self, sources: &[String], summary: &mut MaintenanceSummary) {
+        let ctx = &self.ctx;
+        let sampled = timeout(
+            STEP_MAX,
+            sample(&self.store, sources, |source| ctx.config.rules(source).map(|rules| rules.policy)),
+        );
+        let samples = match sampled.await {
+            Ok(Ok(samples)) => samples,
+            Ok(Err(error)) => return ctx.store_failed(Stage::Sample, None, &error, None),
+            Err(_) => {
+                return ctx.store_failed(
+                    Stage::Sample,
+                    None,
+                    &StoreError::Timeout { waiting_for: "the backlog sample", bound: STEP_MAX },
+                    None,
+                );
+            }
+        };
+        summary.backlog = samples.iter().map(|(sample, _)| sample.backlog()).sum();
+        for (sample, halted) in &samples {
+            if sample.policy == Some(Policy::StopTheLine) {
+                ctx.halted(&sample.source, halted.clone());
+            }
+        }
+        let samples: Vec<SourceSample> = samples.into_iter().map(|(sample, _)| sample).collect();
+        ctx.metrics.sampled(&samples);
+        ctx.board.sampled(samples);
+        match self.store.table_health().await {
+            Ok(health) => ctx.metrics.table_health(health.dead_tuples, health.oldest_transaction_seconds),
+            Err(error) => return ctx.store_failed(Stage::Sample, None, &error, None),
+        }
+        ctx.metrics.succeeded(LoopName::Sample);
+    }
+}
+
+/// Samples every source: its counts and ages, and the row that halts it, with the reason.
+pub(crate) async fn sample(
+    store: &Store,
+    sources: &[String],
+    policy_of: impl Fn(&str) -> Option<Policy>,
+) -> Result<Vec<(SourceSample, Option<Halt>)>, StoreError> {
+    let finished = store.finished(FINISHED_ROWS).await?;
+    let finished_capped = finished.iter().map(|finished| finished.rows).sum::<u64>() >= FINISHED_ROWS as u64;
+    let mut samples = Vec::with_capacity(sources.len());
+    for source in sources {
+        let policy = policy_of(source);
+        let backlog: Backlog = match store.backlog(source, BACKLOG_ROWS).await {
+            Err(StoreError::Timeout { .. }) => {
+                let capped = store.backlog(source, BACKLOG_ROWS_SLOW).await?;
+                Backlog { capped: true, ..capped }
+            }
+            answer => answer?,
+        };
+        let count = |status: &str| -> u64 {
+            finished.iter().filter(|f| f.source_name == *source && f.status == status).map(|f| f.rows).sum()
+        };
+        let heads = store.heads(source, HEAD_ROWS).await?;
+        let halted = match policy {
+            Some(Policy::StopTheLine) => heads.first().filter(|head| head.halts()).map(|head| Halt {
+                kind: if head.held { HaltKind::Held } else { HaltKind::Failing },
+                outbox_id: Some(head.outbox_id),
+                reason: head.last_error.clone(),
+            }),
+            Some(Policy::PerKeyHeadOfLine | Policy::PerSourceStream | Policy::BestEffort) | None => None,
+        };
+        samples.push((
+            SourceSample {
+                source: source.clone(),
+                policy,
+                pending: backlog.pending,
+                failed: backlog.failed,
+                publishing: backlog.publishing,
+                sent: 0,
+                dead: backlog.dead + count("dead"),
+                rejected: backlog.rejected + count("rejected"),
+                unknown: backlog.unknown,
+                capped: backlog.capped || finished_capped,
+                oldest_age_seconds: backlog.oldest_age_seconds,
+                oldest_ready_age_seconds: policy.and_then(|policy| oldest_ready(policy, &heads)),
+            },
+            halted,
+        ));
+    }
+    Ok(samples)
+}
+
+/// How long the oldest of these rows has waited that the policy would let us claim now.
+fn oldest_ready(policy: Policy, heads: &[Head]) -> Option<f64> {
+    let mut keys: HashSet<&str> = HashSet::new();
+    let ready = heads.iter().enumerate().filter(|(index, head)| {
+        let first = match policy {
+            Policy::BestEffort => true,
+            Policy::PerSourceStream | Policy::StopTheLine => *index == 0,
+            Policy::PerKeyHeadOfLine => head.message_key.as_deref().is_none_or(|key| keys.insert(key)),
+        };
+        first && head.due && matches!(head.status.as_str(), "pending" | "failed")
+    });
+    ready.map(|(_, head)| head.waiting_seconds).reduce(f64::max)
+}

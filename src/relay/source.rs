@@ -1,0 +1,333 @@
+//! The loop of one source: look for lanes, claim what is ready, leave alone what is not.
+//!
+//! Nothing here ever decides what may be claimed (the statements do) or what becomes of a row (`domain::plan` does).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use super::Context;
+use super::health::{Halt, HaltKind};
+use super::pass::{self, PassSummary, Report};
+
+use crate::domain::lanes::{Lanes, Request};
+use crate::domain::message::{PgTime, Position};
+use crate::domain::policy::{OnHalt, Policy, SourceRules};
+use crate::domain::sweep::{SweepKind, Sweeps};
+use crate::store::StoreError;
+use crate::telemetry::{LoopName, Stage};
+
+/// Rows a page of a sweep looks at.
+const PAGE_ROWS: usize = 2_000;
+/// Lanes remembered per source.
+const LANES_MAX: usize = 100_000;
+/// Passes of one source at the same time: enough to claim while others publish.
+const PASSES_MAX: usize = 8;
+/// Pause after the database failed; doubles up to the maximum.
+const DATABASE_PAUSE_MIN: Duration = Duration::from_millis(100);
+const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How long a loop runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Until it is stopped.
+    Forever,
+    /// Until a full sweep claims nothing.
+    Drain,
+}
+
+/// What a loop did, once it ends.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Done {
+    pub summary: PassSummary,
+    /// Drain only: gave up because the database or the cluster is away.
+    pub gave_up: bool,
+}
+
+/// What wakes a source's loop from outside.
+#[derive(Debug, Default)]
+pub(super) struct Wakers {
+    /// A poll found something.
+    pub polled: Arc<Notify>,
+    /// Somebody changed rows in a way no poll shows: look at everything.
+    pub changed: Notify,
+}
+
+/// The loop of one source and what it remembers.
+pub(super) struct SourceLoop {
+    ctx: Arc<Context>,
+    source: Arc<str>,
+    rules: Arc<SourceRules>,
+    mode: Mode,
+    wakers: Arc<Wakers>,
+    lanes: Lanes,
+    sweeps: Sweeps,
+    passes: JoinSet<(Request, Report)>,
+    /// Pause before an idle source is polled; grows while nothing is found.
+    poll_interval: Duration,
+    database_pause: Duration,
+    /// A pass or a look failed: pause before the next.
+    database_failed: bool,
+    done: Done,
+    /// Rows claimed since the last full sweep began.
+    claimed_since_full: u64,
+}
+
+impl SourceLoop {
+    pub(super) fn new(
+        ctx: Arc<Context>,
+        source: Arc<str>,
+        rules: SourceRules,
+        mode: Mode,
+        wakers: Arc<Wakers>,
+    ) -> Self {
+        let lanes = Lanes::new(rules.policy, LANES_MAX);
+        let poll_interval = ctx.config.relay.poll_interval_min;
+        Self {
+            ctx,
+            source,
+            rules: Arc::new(rules),
+            mode,
+            wakers,
+            lanes,
+            sweeps: Sweeps::new(Instant::now()),
+            passes: JoinSet::new(),
+            poll_interval,
+            database_pause: DATABASE_PAUSE_MIN,
+            database_failed: false,
+            done: Done::default(),
+            claimed_since_full: 0,
+        }
+    }
+
+    /// Runs until stopped (or drained), then waits for the passes in flight.
+    pub(super) async fn run(mut self) -> Done {
+        let watch = self.ctx.board.register(LoopName::Source, Some(&self.source), self.ctx.turn_max());
+        while !self.ctx.stop.is_cancelled() {
+            watch.tick();
+            let now = Instant::now();
+            while let Some(finished) = self.passes.try_join_next() {
+                self.finished(finished);
+            }
+            if std::mem::take(&mut self.database_failed) {
+                if self.mode == Mode::Drain {
+                    self.done.gave_up = true;
+                    break;
+                }
+                self.pause_for_database().await;
+                continue;
+            }
+            if !self.ctx.gate.is_open() {
+                if self.mode == Mode::Drain && self.passes.is_empty() {
+                    self.done.gave_up = true;
+                    break;
+                }
+                self.wait_for_gate().await;
+                continue;
+            }
+            if self.mode == Mode::Forever {
+                self.lanes.tick(now);
+            }
+            if self.passes.len() < PASSES_MAX {
+                // Few lanes ready: look further before claiming a small batch.
+                let batch = self.ctx.config.relay.batch_rows_max;
+                if self.lanes.rows_ready() < batch && self.sweeps.page_after().is_some() {
+                    self.page().await;
+                    continue;
+                }
+                if let Some(request) = self.lanes.next_request(batch) {
+                    self.dispatch(request).await;
+                    continue;
+                }
+                if self.wants_sweep(now) {
+                    self.begin_sweep(now).await;
+                    continue;
+                }
+                if self.mode == Mode::Drain && self.passes.is_empty() {
+                    break;
+                }
+            }
+            self.idle().await;
+        }
+        self.ctx.poller.unwatch(&self.source);
+        while let Some(finished) = self.passes.join_next().await {
+            self.finished(finished);
+        }
+        self.done
+    }
+
+    /// Whether to look at the table now, nothing being ready.
+    fn wants_sweep(&mut self, now: Instant) -> bool {
+        match self.mode {
+            // Drained when a full sweep led to no claim.
+            Mode::Drain => self.passes.is_empty() && (self.sweeps.next_full_at() <= now || self.claimed_since_full > 0),
+            Mode::Forever => self.sweeps.next_full_at() <= now || self.woken(),
+        }
+    }
+
+    /// Takes a poll's wake-up, if there is one.
+    fn woken(&self) -> bool {
+        use futures_util::FutureExt;
+        self.wakers.polled.notified().now_or_never().is_some()
+    }
+
+    async fn begin_sweep(&mut self, now: Instant) {
+        if self.mode == Mode::Drain {
+            self.sweeps.demand_full(now);
+        }
+        let kind = if whole_source(self.rules.policy) { SweepKind::Full } else { self.sweeps.next_kind(now) };
+        let started = Instant::now();
+        let late_floor = match kind {
+            SweepKind::Full | SweepKind::Late => self.ctx.store.late_floor().await,
+            SweepKind::Tail => Ok(PgTime::NEG_INFINITY),
+        };
+        match late_floor {
+            Ok(late_floor) => {
+                if kind == SweepKind::Full {
+                    self.claimed_since_full = 0;
+                }
+                self.sweeps.begin(kind, late_floor, started.elapsed());
+                self.page().await;
+            }
+            Err(error) => self.store_failed(&error),
+        }
+    }
+
+    /// Reads the next page of the sweep under way.
+    async fn page(&mut self) {
+        let Some(after) = self.sweeps.page_after() else { return };
+        // A whole source is one lane: its head says everything.
+        let rows = if whole_source(self.rules.policy) { 1 } else { PAGE_ROWS };
+        let started = Instant::now();
+        let glimpses = match self.ctx.store.discover(&self.source, after, rows).await {
+            Ok(glimpses) => glimpses,
+            Err(error) => return self.store_failed(&error),
+        };
+        self.ctx.store_answered();
+        self.database_pause = DATABASE_PAUSE_MIN;
+        let now = Instant::now();
+        let ready_before = self.lanes.rows_ready();
+        self.lanes.discovered(&glimpses, now);
+        let full = glimpses.len() == rows && !whole_source(self.rules.policy);
+        self.sweeps.page(glimpses.last().map(|glimpse| glimpse.position), full, started.elapsed(), now);
+        if self.lanes.take_overflowed() {
+            self.sweeps.overflowed(now);
+        }
+        if self.lanes.rows_ready() > ready_before {
+            self.poll_interval = self.ctx.config.relay.poll_interval_min;
+        }
+    }
+
+    /// Starts a pass over the lanes of a request, once the budgets allow.
+    async fn dispatch(&mut self, request: Request) {
+        let rows: usize = request.lanes.iter().map(|wanted| wanted.rows_max).sum();
+        let bytes_max = self.ctx.config.relay.batch_bytes_max;
+        let share = tokio::select! {
+            share = self.ctx.budget.take(rows, bytes_max) => share,
+            () = self.ctx.stop.cancelled() => return,
+        };
+        let (ctx, source, rules) = (Arc::clone(&self.ctx), Arc::clone(&self.source), Arc::clone(&self.rules));
+        self.passes.spawn(async move {
+            let report = pass::run(&ctx, &source, &rules, &request, share).await;
+            (request, report)
+        });
+    }
+
+    fn finished(&mut self, finished: Result<(Request, Report), tokio::task::JoinError>) {
+        let (request, report) = match finished {
+            Ok(finished) => finished,
+            // A pass catches its publisher's panics, so this is a bug of ours: let the supervisor end the process.
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        let now = Instant::now();
+        if report.summary.claimed > 0 {
+            self.poll_interval = self.ctx.config.relay.poll_interval_min;
+            self.claimed_since_full += report.summary.claimed;
+            if self.rules.policy == Policy::StopTheLine {
+                let kind = match self.rules.on_halt {
+                    OnHalt::Retry => HaltKind::Failing,
+                    OnHalt::Hold => HaltKind::Held,
+                };
+                let halt = report.halted_on.map(|(id, reason)| Halt { kind, outbox_id: Some(id), reason });
+                self.ctx.halted(&self.source, halt);
+            }
+        }
+        self.done.summary.add(&report.summary);
+        self.lanes.served(&request, report.served, now);
+        if report.database_failed {
+            self.sweeps.abandon(now);
+            self.database_failed = true;
+        }
+    }
+
+    /// Waits for whatever comes first: a pass, a wake-up, a probe, the next full sweep, stop.
+    async fn idle(&mut self) {
+        let now = Instant::now();
+        let may_sweep = self.mode == Mode::Forever && self.passes.len() < PASSES_MAX;
+        // A whole source whose one lane is known needs no poll: its lane says when to look.
+        let known = whole_source(self.rules.policy) && !self.lanes.is_empty();
+        if may_sweep && !known {
+            let from = if whole_source(self.rules.policy) { Position::START } else { self.sweeps.poll_from(now) };
+            self.ctx.poller.watch(&self.source, from, self.poll_interval, &self.wakers.polled);
+            self.poll_interval = (self.poll_interval * 2).min(self.ctx.config.relay.poll_interval_max);
+        }
+        let mut wake_at = if may_sweep { self.sweeps.next_full_at() } else { now + DATABASE_PAUSE_MAX };
+        if self.mode == Mode::Forever
+            && let Some(probe_at) = self.lanes.next_probe_at()
+        {
+            wake_at = wake_at.min(probe_at);
+        }
+        let (ctx, wakers) = (Arc::clone(&self.ctx), Arc::clone(&self.wakers));
+        tokio::select! {
+            Some(finished) = self.passes.join_next() => self.finished(finished),
+            // The permit is kept: `wants_sweep` takes it.
+            () = wakers.polled.notified(), if may_sweep => wakers.polled.notify_one(),
+            () = wakers.changed.notified() => {
+                self.lanes.wake_all();
+                self.sweeps.demand_full(Instant::now());
+                self.poll_interval = ctx.config.relay.poll_interval_min;
+            }
+            () = tokio::time::sleep_until(wake_at.into()) => {}
+            () = ctx.stop.cancelled() => {}
+        }
+    }
+
+    async fn wait_for_gate(&mut self) {
+        let ctx = Arc::clone(&self.ctx);
+        tokio::select! {
+            Some(finished) = self.passes.join_next() => self.finished(finished),
+            () = ctx.gate.opened() => {
+                // Rows that were returned while the cluster was away are due by now.
+                self.lanes.wake_all();
+            }
+            () = ctx.stop.cancelled() => {}
+            () = tokio::time::sleep(DATABASE_PAUSE_MAX) => {}
+        }
+    }
+
+    fn store_failed(&mut self, error: &StoreError) {
+        self.ctx.store_failed(Stage::Claim, Some(&self.source), error, None);
+        self.sweeps.abandon(Instant::now());
+        self.database_failed = true;
+    }
+
+    async fn pause_for_database(&mut self) {
+        let pause = self.database_pause.mul_f64(1.0 - 0.3 * rand::random::<f64>());
+        self.database_pause = (self.database_pause * 2).min(DATABASE_PAUSE_MAX);
+        let ctx = Arc::clone(&self.ctx);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = ctx.stop.cancelled() => {}
+        }
+    }
+}
+
+/// Whether the source is one lane.
+fn whole_source(policy: Policy) -> bool {
+    match policy {
+        Policy::PerSourceStream | Policy::StopTheLine => true,
+        Policy::PerKeyHeadOfLine | Policy::BestEffort => false,
+    }
+}

@@ -1,0 +1,599 @@
+//! The way to PostgreSQL: a pool whose every use has a deadline, connections of their own, transactions of operators.
+//!
+//! Nothing here ever waits without a bound, and a connection whose answer was not awaited to the end is never used
+//! again: dropping a future does not stop its statement.
+
+use std::fmt::Write as _;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use deadpool::Runtime;
+use deadpool::managed::{self, Metrics, PoolError, RecycleError, RecycleResult};
+use deadpool_postgres::ClientWrapper;
+use postgres_openssl::MakeTlsConnector;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{AsyncMessage, Row};
+
+use super::connect::{self, Driver};
+use super::error::StoreError;
+use super::names::quoted;
+use crate::config::Database;
+
+/// The channel that wakes relays; the payload is the source whose rows are new or due again.
+pub const WAKE_CHANNEL: &str = "keiro_relay_wake";
+
+/// How long a cancel request for an abandoned statement may take.
+const CANCEL_MAX: Duration = Duration::from_secs(5);
+/// Notifications kept for a listener that is busy. More add nothing: they only say "look".
+const NOTIFICATIONS_MAX: usize = 1024;
+
+/// A parameter and its type in the statement. Types are named so that a statement needs no round trip to learn them.
+pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// The pool. Cheap to clone; does not connect before it is used.
+#[derive(Clone)]
+pub struct Db {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pool: managed::Pool<Connector>,
+    connector: Connector,
+}
+
+impl Db {
+    /// Makes the pool and checks the settings as far as that works without a connection.
+    ///
+    /// `instance` and `policy_hash` become the `application_name`, by which operators and other relays see us.
+    ///
+    /// # Errors
+    /// [`StoreError::Setting`] when the URL, a file it needs or the TLS settings cannot be used.
+    pub fn new(database: &Database, instance: &str, policy_hash: &str) -> Result<Self, StoreError> {
+        let application_name = connect::application_name(instance, policy_hash);
+        connect::resolve(database, &application_name)?;
+        let connector =
+            Connector { plan: Arc::new(Plan::new(database)), database: Arc::new(database.clone()), application_name };
+        let pool = managed::Pool::builder(connector.clone())
+            .max_size(database.pool_size)
+            .runtime(Runtime::Tokio1)
+            .build()
+            .map_err(|error| StoreError::Setting(format!("database.pool_size cannot be used: {error}")))?;
+        Ok(Self { inner: Arc::new(Inner { pool, connector }) })
+    }
+
+    /// Runs a statement and returns its rows. The bound also covers the wait for a connection and making one.
+    ///
+    /// # Errors
+    /// [`StoreError`]; after a timeout it is not known whether the statement took effect.
+    pub async fn query(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Vec<Row>, StoreError> {
+        let deadline = Instant::now() + bound;
+        let mut lease = self.lease(deadline, bound).await?;
+        let answer = timeout_at(deadline, self.inner.connector.plan.query(&lease.connection()?.client, sql, params));
+        lease.finish(answer.await, bound)
+    }
+
+    /// Runs a statement that returns at most one row.
+    ///
+    /// # Errors
+    /// As [`Db::query`]; more than one row is [`StoreError::Protocol`].
+    pub async fn query_opt(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Option<Row>, StoreError> {
+        at_most_one(self.query(sql, params, bound).await?)
+    }
+
+    /// Runs a statement and returns how many rows it changed.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn execute(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
+        let deadline = Instant::now() + bound;
+        let mut lease = self.lease(deadline, bound).await?;
+        let answer = timeout_at(deadline, self.inner.connector.plan.execute(&lease.connection()?.client, sql, params));
+        lease.finish(answer.await, bound)
+    }
+
+    /// Begins a transaction that commits synchronously whatever the configuration says: for commands of people.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn begin(&self, bound: Duration) -> Result<Tx, StoreError> {
+        let deadline = Instant::now() + bound;
+        let mut lease = self.lease(deadline, bound).await?;
+        let begin = format!("{}; set local synchronous_commit = on", self.inner.connector.plan.begin);
+        let answer = timeout_at(deadline, lease.connection()?.client.batch_execute(&begin));
+        lease.check(answer.await, bound)?;
+        Ok(Tx { lease, named_statements: self.inner.connector.plan.named_statements })
+    }
+
+    /// Opens a connection outside the pool: for LISTEN, advisory locks and maintenance.
+    ///
+    /// Behind a transaction pooler (`prepared_statements = false`) it has no session state to rely on: see
+    /// [`Db::has_sessions`].
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn dedicated(&self) -> Result<(Dedicated, Listener), StoreError> {
+        let (sender, receiver) = mpsc::channel(NOTIFICATIONS_MAX);
+        let connection = self.inner.connector.connect(Some(sender)).await?;
+        let plan = Arc::clone(&self.inner.connector.plan);
+        Ok((Dedicated { connection, plan, spoiled: AtomicBool::new(false) }, Listener { receiver }))
+    }
+
+    /// Whether a session's state outlives a transaction: LISTEN and advisory locks work only then.
+    #[must_use]
+    pub fn has_sessions(&self) -> bool {
+        self.inner.connector.plan.named_statements
+    }
+
+    async fn lease(&self, deadline: Instant, bound: Duration) -> Result<Lease, StoreError> {
+        let waiting_for = "a connection (all of database.pool_size are busy, or a new one is still being made)";
+        let object = match timeout_at(deadline, self.inner.pool.get()).await {
+            Ok(Ok(object)) => object,
+            Ok(Err(PoolError::Backend(error))) => return Err(error),
+            Ok(Err(PoolError::Timeout(_))) | Err(_) => return Err(StoreError::Timeout { waiting_for, bound }),
+            Ok(Err(error @ (PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_)))) => {
+                return Err(StoreError::Protocol(format!("the pool does not work: {error}")));
+            }
+        };
+        Ok(Lease { object: Some(object) })
+    }
+}
+
+impl std::fmt::Debug for Db {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Db").field("application_name", &self.inner.connector.application_name).finish_non_exhaustive()
+    }
+}
+
+/// A transaction of an operator's command: synchronous commit, read committed. Dropped without commit it is rolled back.
+pub struct Tx {
+    lease: Lease,
+    named_statements: bool,
+}
+
+impl Tx {
+    /// Runs a statement and returns its rows.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the transaction is then only good for being dropped.
+    pub async fn query(&mut self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Vec<Row>, StoreError> {
+        let client = &self.lease.connection()?.client;
+        let answer = if self.named_statements {
+            timeout(bound, query_named(client, sql, params)).await
+        } else {
+            timeout(bound, client.query_typed(sql, params)).await
+        };
+        self.lease.check(answer, bound)
+    }
+
+    /// Runs a statement that returns at most one row.
+    ///
+    /// # Errors
+    /// As [`Tx::query`].
+    pub async fn query_opt(
+        &mut self,
+        sql: &str,
+        params: &[Param<'_>],
+        bound: Duration,
+    ) -> Result<Option<Row>, StoreError> {
+        at_most_one(self.query(sql, params, bound).await?)
+    }
+
+    /// Runs a statement and returns how many rows it changed.
+    ///
+    /// # Errors
+    /// As [`Tx::query`].
+    pub async fn execute(&mut self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
+        let client = &self.lease.connection()?.client;
+        let answer = if self.named_statements {
+            timeout(bound, execute_named(client, sql, params)).await
+        } else {
+            timeout(bound, client.execute_typed(sql, params)).await
+        };
+        self.lease.check(answer, bound)
+    }
+
+    /// Commits; returns once the commit is on disk.
+    ///
+    /// # Errors
+    /// As [`Tx::query`]; after a timeout or a lost connection it is not known whether the transaction took effect.
+    pub async fn commit(mut self, bound: Duration) -> Result<(), StoreError> {
+        let answer = timeout(bound, self.lease.connection()?.client.batch_execute("commit")).await;
+        self.lease.finish(answer, bound)
+    }
+}
+
+impl std::fmt::Debug for Tx {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tx").finish_non_exhaustive()
+    }
+}
+
+/// A connection outside the pool. After a timeout or a call that was dropped half-way it counts as closed: drop it and
+/// ask for another.
+pub struct Dedicated {
+    connection: Connected,
+    plan: Arc<Plan>,
+    spoiled: AtomicBool,
+}
+
+impl Dedicated {
+    /// Runs a statement and returns its rows.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn query(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Vec<Row>, StoreError> {
+        let call = self.call()?;
+        let answer = timeout(bound, self.plan.query(&self.connection.client, sql, params)).await;
+        call.finish(answer, bound)
+    }
+
+    /// Runs a statement that returns at most one row.
+    ///
+    /// # Errors
+    /// As [`Db::query_opt`].
+    pub async fn query_opt(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Option<Row>, StoreError> {
+        at_most_one(self.query(sql, params, bound).await?)
+    }
+
+    /// Runs a statement and returns how many rows it changed.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn execute(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
+        let call = self.call()?;
+        let answer = timeout(bound, self.plan.execute(&self.connection.client, sql, params)).await;
+        call.finish(answer, bound)
+    }
+
+    /// Runs statements without parameters, outside any transaction of ours: `listen`, `set`, DDL.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn batch(&self, sql: &str, bound: Duration) -> Result<(), StoreError> {
+        let call = self.call()?;
+        let answer = timeout(bound, self.connection.client.batch_execute(sql)).await;
+        call.finish(answer, bound)
+    }
+
+    /// Starts to receive the notifications of a channel.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn listen(&self, channel: &str, bound: Duration) -> Result<(), StoreError> {
+        self.batch(&format!("listen {}", quoted(channel)), bound).await
+    }
+
+    /// Whether the connection is of no more use.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.spoiled.load(Ordering::Relaxed) || self.connection.client.is_closed()
+    }
+
+    /// The driver's client, for crates that need one.
+    pub(super) fn client_mut(&mut self) -> &mut tokio_postgres::Client {
+        &mut self.connection.client
+    }
+
+    fn call(&self) -> Result<Call<'_>, StoreError> {
+        if self.is_closed() {
+            return Err(StoreError::Closed("closed before the call".to_owned()));
+        }
+        Ok(Call { of: self, done: false })
+    }
+}
+
+impl std::fmt::Debug for Dedicated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dedicated").field("closed", &self.is_closed()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Dedicated {
+    fn drop(&mut self) {
+        if *self.spoiled.get_mut() {
+            self.connection.cancel();
+        }
+    }
+}
+
+/// One call on a dedicated connection; spoils it when it does not get to its end.
+struct Call<'a> {
+    of: &'a Dedicated,
+    done: bool,
+}
+
+impl Call<'_> {
+    fn finish<T>(mut self, answer: Answer<T>, bound: Duration) -> Result<T, StoreError> {
+        let outcome = outcome(answer, bound);
+        self.done = !matches!(&outcome, Err(error) if error.spoils_connection());
+        outcome
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.of.spoiled.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Receives what a [`Dedicated`] connection listens to.
+#[derive(Debug)]
+pub struct Listener {
+    receiver: mpsc::Receiver<Notification>,
+}
+
+impl Listener {
+    /// Waits for the next notification; `None` when the connection is gone. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Notification> {
+        self.receiver.recv().await
+    }
+}
+
+/// One NOTIFY.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notification {
+    /// Its channel.
+    pub channel: String,
+    /// Its payload, possibly empty.
+    pub payload: String,
+}
+
+/// What awaiting a statement within a bound gave.
+type Answer<T> = Result<Result<T, tokio_postgres::Error>, tokio::time::error::Elapsed>;
+
+fn outcome<T>(answer: Answer<T>, bound: Duration) -> Result<T, StoreError> {
+    match answer {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(StoreError::Timeout { waiting_for: "a statement", bound }),
+    }
+}
+
+fn at_most_one(mut rows: Vec<Row>) -> Result<Option<Row>, StoreError> {
+    if rows.len() > 1 {
+        return Err(StoreError::Protocol(format!("a statement returned {} rows instead of one", rows.len())));
+    }
+    Ok(rows.pop())
+}
+
+/// A pooled connection while one caller uses it. Goes back to the pool only after a complete answer.
+struct Lease {
+    object: Option<managed::Object<Connector>>,
+}
+
+impl Lease {
+    fn connection(&self) -> Result<&Connected, StoreError> {
+        match &self.object {
+            Some(object) => Ok(object),
+            None => Err(StoreError::Closed("closed by an earlier error of this transaction".to_owned())),
+        }
+    }
+
+    /// Judges an answer; the lease can be used again unless the connection is spoiled.
+    fn check<T>(&mut self, answer: Answer<T>, bound: Duration) -> Result<T, StoreError> {
+        let outcome = outcome(answer, bound);
+        if matches!(&outcome, Err(error) if error.spoils_connection()) {
+            self.discard();
+        }
+        outcome
+    }
+
+    /// Judges the last answer and gives the connection back.
+    fn finish<T>(&mut self, answer: Answer<T>, bound: Duration) -> Result<T, StoreError> {
+        let outcome = self.check(answer, bound);
+        drop(self.object.take());
+        outcome
+    }
+
+    fn discard(&mut self) {
+        if let Some(object) = self.object.take() {
+            managed::Object::take(object).cancel();
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // Still here: the caller gave up half-way, or a transaction was not committed.
+        self.discard();
+    }
+}
+
+/// An open connection with its driver task, which ends with it.
+struct Connected {
+    client: ClientWrapper,
+    tls: MakeTlsConnector,
+}
+
+impl Connected {
+    /// Asks the server to stop what runs on this connection. Closing alone would not: the server notices only when it
+    /// wants to answer, and until then the statement holds its locks.
+    fn cancel(&self) {
+        let (token, tls) = (self.client.cancel_token(), self.tls.clone());
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                // A request that fails changes nothing: statement_timeout ends the statement.
+                let _ = timeout(CANCEL_MAX, token.cancel_query(tls)).await;
+            });
+        }
+    }
+}
+
+/// How connections are made; the pool's manager.
+#[derive(Clone)]
+struct Connector {
+    database: Arc<Database>,
+    plan: Arc<Plan>,
+    application_name: String,
+}
+
+impl Connector {
+    async fn connect(&self, notifications: Option<mpsc::Sender<Notification>>) -> Result<Connected, StoreError> {
+        let bound = self.database.connect_timeout;
+        let (client, connection, tls) = connect::open(&self.database, &self.application_name).await?;
+        let driver = tokio::spawn(drive(connection, notifications));
+        let connected = Connected { client: ClientWrapper::new(client, driver), tls };
+        if let Some(set) = &self.plan.set {
+            outcome(timeout(bound, connected.client.batch_execute(set)).await, bound)?;
+        }
+        Ok(connected)
+    }
+}
+
+impl managed::Manager for Connector {
+    type Type = Connected;
+    type Error = StoreError;
+
+    async fn create(&self) -> Result<Connected, StoreError> {
+        self.connect(None).await
+    }
+
+    async fn recycle(&self, connected: &mut Connected, _: &Metrics) -> RecycleResult<StoreError> {
+        if connected.client.is_closed() {
+            return Err(RecycleError::message("closed"));
+        }
+        Ok(())
+    }
+}
+
+/// Does a connection's IO until it ends, and passes on its notifications.
+async fn drive(mut connection: Driver, notifications: Option<mpsc::Sender<Notification>>) {
+    loop {
+        match poll_fn(|context| connection.poll_message(context)).await {
+            Some(Ok(AsyncMessage::Notification(notification))) => {
+                let notification = Notification {
+                    channel: notification.channel().to_owned(),
+                    payload: notification.payload().to_owned(),
+                };
+                // A full queue already says "look".
+                let _ = notifications.as_ref().map(|sender| sender.try_send(notification));
+            }
+            // Notices, and what later versions of the driver may tell.
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                // Whoever uses the connection gets the error; this is for the log of someone who looks closely.
+                tracing::debug!(error = %StoreError::from(error), "a database connection ended");
+                return;
+            }
+            None => return,
+        }
+    }
+}
+
+/// How statements run: with named statements and session settings, or behind a transaction pooler without either.
+struct Plan {
+    named_statements: bool,
+    /// Sent once a connection is open. Not as startup options: poolers refuse those.
+    set: Option<String>,
+    /// Begins a transaction in which the settings hold.
+    begin: String,
+}
+
+impl Plan {
+    fn new(database: &Database) -> Self {
+        let settings = settings(database);
+        let begin = "begin isolation level read committed".to_owned();
+        if database.prepared_statements {
+            return Self { named_statements: true, set: Some(statements("set", &settings)), begin };
+        }
+        Self { named_statements: false, set: None, begin: format!("{begin}; {}", statements("set local", &settings)) }
+    }
+
+    async fn query(
+        &self,
+        client: &ClientWrapper,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        if self.named_statements {
+            return query_named(client, sql, params).await;
+        }
+        // The three go out together and cost one round trip.
+        let (begun, rows, ended) = futures_util::future::join3(
+            client.batch_execute(&self.begin),
+            client.query_typed(sql, params),
+            client.batch_execute("commit"),
+        )
+        .await;
+        begun?;
+        let rows = rows?;
+        ended?;
+        Ok(rows)
+    }
+
+    async fn execute(
+        &self,
+        client: &ClientWrapper,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<u64, tokio_postgres::Error> {
+        if self.named_statements {
+            return execute_named(client, sql, params).await;
+        }
+        let (begun, count, ended) = futures_util::future::join3(
+            client.batch_execute(&self.begin),
+            client.execute_typed(sql, params),
+            client.batch_execute("commit"),
+        )
+        .await;
+        begun?;
+        let count = count?;
+        ended?;
+        Ok(count)
+    }
+}
+
+async fn query_named(
+    client: &ClientWrapper,
+    sql: &str,
+    params: &[Param<'_>],
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let (values, types) = split(params);
+    let statement = client.prepare_typed_cached(sql, &types).await?;
+    client.query(&statement, &values).await
+}
+
+async fn execute_named(client: &ClientWrapper, sql: &str, params: &[Param<'_>]) -> Result<u64, tokio_postgres::Error> {
+    let (values, types) = split(params);
+    let statement = client.prepare_typed_cached(sql, &types).await?;
+    client.execute(&statement, &values).await
+}
+
+fn split<'a>(params: &[Param<'a>]) -> (Vec<&'a (dyn ToSql + Sync)>, Vec<Type>) {
+    params.iter().map(|(value, kind)| (*value, kind.clone())).unzip()
+}
+
+/// The settings under which every statement of ours runs.
+fn settings(database: &Database) -> Vec<(&'static str, String)> {
+    let milliseconds = |duration: Duration| format!("{}ms", duration.as_millis().max(1));
+    vec![
+        // Statistics taken while the table was empty must not choose the plan (design §2).
+        ("plan_cache_mode", "force_generic_plan".to_owned()),
+        ("enable_seqscan", "off".to_owned()),
+        ("enable_bitmapscan", "off".to_owned()),
+        ("enable_sort", "off".to_owned()),
+        ("jit", "off".to_owned()),
+        ("default_transaction_isolation", "read committed".to_owned()),
+        ("statement_timeout", milliseconds(database.statement_timeout)),
+        // Half of the statement's time, so that the error says what it waited for.
+        ("lock_timeout", milliseconds(database.statement_timeout / 2)),
+        ("idle_in_transaction_session_timeout", milliseconds(database.statement_timeout)),
+        ("synchronous_commit", if database.synchronous_commit { "on" } else { "off" }.to_owned()),
+        ("timezone", "UTC".to_owned()),
+    ]
+}
+
+fn statements(verb: &str, settings: &[(&'static str, String)]) -> String {
+    settings.iter().fold(String::new(), |mut text, (name, value)| {
+        let separator = if text.is_empty() { "" } else { "; " };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{separator}{verb} {name} = '{value}'");
+        text
+    })
+}

@@ -1,0 +1,252 @@
+//! Settle: the verdicts of one claim → the table, fenced by the claim.
+//!
+//! Nothing here ever touches a row that is no longer ours: outbox_id, attempt_count and updated_at must be what the claim returned.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use super::{ErrorKind, Store, StoreError};
+use crate::domain::message::{Message, PgTime};
+use crate::domain::outcome::{is_rejection_code, last_error, rejection_detail};
+use crate::domain::plan::Verdict;
+
+/// Pause before a settlement is tried again; doubles up to the maximum.
+const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// What a settlement did.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// Rows that were no longer ours: somebody requeued or settled them meanwhile.
+    pub lost: Vec<Uuid>,
+}
+
+/// One row's part in a statement.
+struct Change<'a> {
+    id: Uuid,
+    attempt: i64,
+    verdict: &'a Verdict,
+}
+
+/// Which statement a verdict belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Sent,
+    Unsent,
+    Rejected,
+}
+
+impl Store {
+    /// Writes the verdicts of one claim; `verdicts[i]` belongs to `messages[i]`.
+    ///
+    /// Tried again after a lost connection, a deadlock or a serialisation failure until `give_up_at`: from then on the rows
+    /// wait for their lease to run out. Sent rows go first, so that a crash in between costs the fewest duplicates.
+    pub async fn settle(
+        &self,
+        messages: &[Message],
+        verdicts: &[Verdict],
+        give_up_at: Instant,
+    ) -> Result<Settled, StoreError> {
+        assert_eq!(messages.len(), verdicts.len(), "one verdict per claimed row");
+        let Some(stamp) = messages.first().map(|message| message.updated_at) else { return Ok(Settled::default()) };
+        let mut settled = Settled::default();
+        for verb in [Verb::Sent, Verb::Unsent, Verb::Rejected] {
+            let mut changes: Vec<Change<'_>> = messages
+                .iter()
+                .zip(verdicts)
+                .filter(|(_, verdict)| self.verb(verdict) == verb)
+                .map(|(message, verdict)| Change { id: message.outbox_id, attempt: message.attempt_count, verdict })
+                .collect();
+            if changes.is_empty() {
+                continue;
+            }
+            changes.sort_by_key(|change| change.id);
+            let done = self.settle_until(verb, &changes, stamp, give_up_at).await?;
+            settled.lost.extend(changes.iter().map(|change| change.id).filter(|id| !done.contains(id)));
+        }
+        Ok(settled)
+    }
+
+    fn verb(&self, verdict: &Verdict) -> Verb {
+        match verdict {
+            Verdict::Sent => Verb::Sent,
+            // An older table has no `rejected`: such a row is dead there (contract §1).
+            Verdict::Rejected(_) if !self.has_rejected() => Verb::Unsent,
+            Verdict::Rejected(_) => Verb::Rejected,
+            Verdict::Failed { .. }
+            | Verdict::Held { .. }
+            | Verdict::Dead { .. }
+            | Verdict::Skipped { .. }
+            | Verdict::Returned { .. } => Verb::Unsent,
+        }
+    }
+
+    /// Runs one statement until it is answered; returns the rows that carry their verdict.
+    async fn settle_until(
+        &self,
+        verb: Verb,
+        changes: &[Change<'_>],
+        stamp: PgTime,
+        give_up_at: Instant,
+    ) -> Result<HashSet<Uuid>, StoreError> {
+        let mut pause = RETRY_PAUSE_MIN;
+        let mut answer_lost = false;
+        loop {
+            let attempt = async {
+                let mut done = self.settle_once(verb, changes, stamp).await?;
+                if answer_lost && done.len() < changes.len() {
+                    done.extend(self.settled_already(changes, stamp).await?);
+                }
+                Ok::<_, StoreError>(done)
+            };
+            match attempt.await {
+                Ok(done) => return Ok(done),
+                Err(error) => {
+                    let again = match error.kind() {
+                        ErrorKind::Transient | ErrorKind::Auth => {
+                            answer_lost = true;
+                            true
+                        }
+                        ErrorKind::Serialization => true,
+                        ErrorKind::Mismatch | ErrorKind::Fatal => false,
+                    };
+                    if !again || Instant::now() + pause >= give_up_at {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(RETRY_PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    async fn settle_once(
+        &self,
+        verb: Verb,
+        changes: &[Change<'_>],
+        stamp: PgTime,
+    ) -> Result<HashSet<Uuid>, StoreError> {
+        let statements = self.statements()?;
+        let ids: Vec<Uuid> = changes.iter().map(|change| change.id).collect();
+        let attempts: Vec<i64> = changes.iter().map(|change| change.attempt).collect();
+        let rows = match verb {
+            Verb::Sent => {
+                self.query(
+                    &statements.settle_sent,
+                    &[(&ids, Type::UUID_ARRAY), (&attempts, Type::INT8_ARRAY), (&stamp, Type::TIMESTAMPTZ)],
+                )
+                .await?
+            }
+            Verb::Unsent => {
+                let unsent: Vec<Unsent> = changes.iter().map(|change| Unsent::of(change.verdict)).collect();
+                let status: Vec<&str> = unsent.iter().map(|unsent| unsent.status).collect();
+                let errors: Vec<&str> = unsent.iter().map(|unsent| unsent.error.as_str()).collect();
+                let delays: Vec<i64> = unsent.iter().map(|unsent| unsent.delay_micros).collect();
+                let returned: Vec<i32> = unsent.iter().map(|unsent| i32::from(unsent.attempt_returned)).collect();
+                self.query(
+                    &statements.settle_unsent,
+                    &[
+                        (&ids, Type::UUID_ARRAY),
+                        (&attempts, Type::INT8_ARRAY),
+                        (&stamp, Type::TIMESTAMPTZ),
+                        (&status, Type::TEXT_ARRAY),
+                        (&errors, Type::TEXT_ARRAY),
+                        (&delays, Type::INT8_ARRAY),
+                        (&returned, Type::INT4_ARRAY),
+                    ],
+                )
+                .await?
+            }
+            Verb::Rejected => {
+                let (mut codes, mut details) = (Vec::new(), Vec::new());
+                for change in changes {
+                    if let Verdict::Rejected(rejection) = change.verdict {
+                        // A foreign publisher's text must not break the checks of the table, and its neighbours with it.
+                        let code = rejection.code.as_str();
+                        codes.push(if is_rejection_code(code) { code } else { "publisher.rejected" });
+                        details.push(rejection_detail(&rejection.detail));
+                    }
+                }
+                self.query(
+                    &statements.settle_rejected,
+                    &[
+                        (&ids, Type::UUID_ARRAY),
+                        (&attempts, Type::INT8_ARRAY),
+                        (&stamp, Type::TIMESTAMPTZ),
+                        (&codes, Type::TEXT_ARRAY),
+                        (&details, Type::TEXT_ARRAY),
+                    ],
+                )
+                .await?
+            }
+        };
+        rows.iter().map(|row| Ok(row.try_get("outbox_id")?)).collect()
+    }
+
+    /// Rows that an earlier try settled although its answer was lost.
+    async fn settled_already(&self, changes: &[Change<'_>], stamp: PgTime) -> Result<HashSet<Uuid>, StoreError> {
+        let statements = self.statements()?;
+        let ids: Vec<Uuid> = changes.iter().map(|change| change.id).collect();
+        let mut attempts = Vec::new();
+        let mut status = Vec::new();
+        for change in changes {
+            let (after, wanted) = match change.verdict {
+                Verdict::Sent => (change.attempt, "sent"),
+                Verdict::Rejected(_) if self.has_rejected() => (change.attempt, "rejected"),
+                verdict => {
+                    let unsent = Unsent::of(verdict);
+                    ((change.attempt - i64::from(unsent.attempt_returned)).max(0), unsent.status)
+                }
+            };
+            attempts.push(after);
+            status.push(wanted);
+        }
+        let rows = self
+            .query(
+                &statements.settled_already,
+                &[
+                    (&ids, Type::UUID_ARRAY),
+                    (&attempts, Type::INT8_ARRAY),
+                    (&stamp, Type::TIMESTAMPTZ),
+                    (&status, Type::TEXT_ARRAY),
+                ],
+            )
+            .await?;
+        rows.iter().map(|row| Ok(row.try_get("outbox_id")?)).collect()
+    }
+}
+
+/// What the statement for rows that were not sent writes.
+struct Unsent {
+    status: &'static str,
+    error: String,
+    /// Below 0: held.
+    delay_micros: i64,
+    attempt_returned: bool,
+}
+
+impl Unsent {
+    fn of(verdict: &Verdict) -> Self {
+        let failed = |error: &str, delay: Duration, attempt_returned| Self {
+            status: "failed",
+            error: last_error(error),
+            delay_micros: i64::try_from(delay.as_micros()).unwrap_or(i64::MAX),
+            attempt_returned,
+        };
+        match verdict {
+            Verdict::Failed { error, delay } => failed(error, *delay, false),
+            Verdict::Skipped { error } => failed(error, Duration::ZERO, true),
+            Verdict::Returned { error, pause } => failed(error, *pause, true),
+            Verdict::Held { error } => Self { delay_micros: -1, ..failed(error, Duration::ZERO, false) },
+            Verdict::Dead { error } => Self { status: "dead", ..failed(error, Duration::ZERO, false) },
+            Verdict::Rejected(rejection) => {
+                let error = format!("rejected: {}: {}", rejection.code, rejection.detail);
+                Self { status: "dead", ..failed(&error, Duration::ZERO, false) }
+            }
+            Verdict::Sent => unreachable!("a sent row has a statement of its own"),
+        }
+    }
+}

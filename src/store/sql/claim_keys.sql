@@ -1,0 +1,40 @@
+-- KEYCLAIM: the first rows of several keys. Locks the claimed rows by primary key, in id order within the update; leans on the live key index.
+-- $1 source, $2 text[] keys (distinct), $3 int[] rows of each at most, $4 rows in all, $5 bytes in all (the first row always fits),
+-- $6 whether rows attempted before may be claimed (then one key, one row)
+--
+-- Why a claimed row overtakes nothing its snapshot shows: run numbers a lane's first rows from its head; locked keeps those that are due, locked
+-- by us, and still due in their newest version; ready keeps rank n only when ranks 1..n are all locked. A row in publishing has a rank and is
+-- never due, so a lane in flight yields nothing.
+with k as (
+  select key, rows_max, ord from unnest($2::text[], $3::int[]) with ordinality as k(key, rows_max, ord)),
+run as materialized (
+  select ord, rn, outbox_id, due from (
+    select k.ord, r.rn, r.outbox_id, r.due,
+      coalesce(sum(r.bytes) over (order by k.ord, r.rn rows between unbounded preceding and 1 preceding), 0) as before
+    from k cross join lateral (
+      select h.outbox_id, h.bytes,
+        (h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp() and (h.attempt_count = 0 or $6)) as due,
+        row_number() over (order by h.created_at, h.outbox_id) as rn
+      from (
+        select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes from {table} o
+        where o.source = $1 and o.message_key >= k.key and o.message_key <= k.key and {live}
+        order by o.message_key, o.created_at, o.outbox_id limit k.rows_max) h) r
+    limit $4) y
+  where before < $5),
+locked as materialized (
+  select run.ord, run.rn, o.outbox_id from run join {table} o on o.outbox_id = run.outbox_id
+  where run.due and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp() and (o.attempt_count = 0 or $6)
+  for update of o skip locked),
+ready as materialized (
+  select outbox_id from (select outbox_id, rn, row_number() over (partition by ord order by rn) as got from locked) x where got = rn),
+updated as (
+  update {table} kt set status = 'publishing', attempt_count = kt.attempt_count + 1, updated_at = statement_timestamp()
+  where kt.outbox_id = any(array(select outbox_id from ready))
+  returning kt.outbox_id, kt.message_id, kt.source, kt.destination, kt.message_key, kt.event_type, kt.schema_version, kt.content_type, kt.schema_registry,
+    kt.schema_subject, kt.schema_version_ref, kt.schema_id, kt.schema_fingerprint, kt.source_event_id, kt.source_global_position, kt.causation_id,
+    kt.correlation_id, kt.traceparent, kt.tracestate, kt.payload_bytes, kt.attributes::text as attributes, kt.occurred_at, kt.attempt_count,
+    kt.last_error, kt.created_at, kt.updated_at)
+select outbox_id, message_id, source, destination, message_key, event_type, schema_version, content_type, schema_registry, schema_subject,
+  schema_version_ref, schema_id, schema_fingerprint, source_event_id, source_global_position, causation_id, correlation_id, traceparent, tracestate,
+  payload_bytes, attributes, occurred_at, attempt_count, last_error, created_at, updated_at
+from updated order by created_at, outbox_id

@@ -1,0 +1,33 @@
+-- STREAMCLAIM: the first rows of a whole source. Locks the claimed rows by primary key; leans on the live source index.
+-- $1 source, $2 rows, $3 bytes (the first row always fits)
+--
+-- As KEYCLAIM, with the source as its one lane. A head that was attempted before is claimed alone; an attempted row at a later rank ends the run.
+with run as materialized (
+  select rn, outbox_id, due, attempted from (
+    select h.outbox_id, h.attempt_count > 0 as attempted,
+      (h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp()) as due,
+      row_number() over (order by h.created_at, h.outbox_id) as rn,
+      coalesce(sum(h.bytes) over (order by h.created_at, h.outbox_id rows between unbounded preceding and 1 preceding), 0) as before
+    from (
+      select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes from {table} o
+      where o.source = $1 and {live}
+      order by o.created_at, o.outbox_id limit $2) h) y
+  where before < $3),
+locked as materialized (
+  select run.rn, o.outbox_id from run join {table} o on o.outbox_id = run.outbox_id
+  where run.due and (run.rn = 1 or not (run.attempted or exists (select from run head where head.rn = 1 and head.attempted)))
+    and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp() and (run.rn = 1 or o.attempt_count = 0)
+  for update of o skip locked),
+ready as materialized (
+  select outbox_id from (select outbox_id, rn, row_number() over (order by rn) as got from locked) x where got = rn),
+updated as (
+  update {table} kt set status = 'publishing', attempt_count = kt.attempt_count + 1, updated_at = statement_timestamp()
+  where kt.outbox_id = any(array(select outbox_id from ready))
+  returning kt.outbox_id, kt.message_id, kt.source, kt.destination, kt.message_key, kt.event_type, kt.schema_version, kt.content_type, kt.schema_registry,
+    kt.schema_subject, kt.schema_version_ref, kt.schema_id, kt.schema_fingerprint, kt.source_event_id, kt.source_global_position, kt.causation_id,
+    kt.correlation_id, kt.traceparent, kt.tracestate, kt.payload_bytes, kt.attributes::text as attributes, kt.occurred_at, kt.attempt_count,
+    kt.last_error, kt.created_at, kt.updated_at)
+select outbox_id, message_id, source, destination, message_key, event_type, schema_version, content_type, schema_registry, schema_subject,
+  schema_version_ref, schema_id, schema_fingerprint, source_event_id, source_global_position, causation_id, correlation_id, traceparent, tracestate,
+  payload_bytes, attributes, occurred_at, attempt_count, last_error, created_at, updated_at
+from updated order by created_at, outbox_id

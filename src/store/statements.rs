@@ -1,0 +1,90 @@
+//! The statements in `sql/`, written out for one table and one index profile.
+//!
+//! Nothing here ever holds a value: values are parameters. Names are quoted identifiers, checked by the configuration.
+
+use super::inspect::{Profile, Shape};
+use super::names::qualified;
+
+/// Every statement of the relay for one table shape.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub discover: String,
+    pub peek_keys: String,
+    pub peek_rows: String,
+    pub claim_keys: String,
+    pub claim_rows: String,
+    pub claim_stream: String,
+    pub late_floor: String,
+    pub poll: String,
+    pub sources: String,
+    pub settle_sent: String,
+    pub settle_unsent: String,
+    pub settle_rejected: String,
+    pub settled_already: String,
+    pub requeue: String,
+    pub stale: String,
+    pub retention: String,
+    pub backlog: String,
+    pub heads: String,
+    pub finished: String,
+    pub table_health: String,
+    pub due: String,
+    pub count_sent: String,
+    pub resume: String,
+    /// Whether the table has the rejected columns; without them `rejected` does not exist.
+    pub rejected_columns: bool,
+}
+
+/// Non-terminal rows. On a lean table the first two conditions are the live indexes' predicates; on a shared table they would
+/// hide a row with a stale published_at, and let its lane overtake it.
+const LIVE_LEAN: &str = "o.published_at is null and o.next_attempt_at < timestamptz '9999-01-01 00:00:00+00' \
+                         and o.status not in ('sent', 'dead', 'rejected')";
+const LIVE_SHARED: &str = "o.status not in ('sent', 'dead', 'rejected')";
+
+impl Statements {
+    pub(super) fn new(schema: &str, table: &str, shape: &Shape) -> Self {
+        let table = qualified(schema, table);
+        let (live, in_live_index, finished, far) = match shape.profile {
+            Profile::Lean => (
+                LIVE_LEAN,
+                "o.published_at is null and o.next_attempt_at < timestamptz '9999-01-01 00:00:00+00'",
+                "o.next_attempt_at >= timestamptz '9999-01-01 00:00:00+00' and o.status in ('dead', 'rejected')",
+                "timestamptz '9999-12-31 00:00:00+00'",
+            ),
+            Profile::Shared => (LIVE_SHARED, LIVE_SHARED, "o.status in ('dead', 'rejected')", "k.next_attempt_at"),
+        };
+        let render = |text: &str| {
+            text.replace("{table}", &table)
+                .replace("{live}", live)
+                .replace("{in_live_index}", in_live_index)
+                .replace("{finished}", finished)
+                .replace("{far}", far)
+        };
+        Self {
+            discover: render(include_str!("sql/discover.sql")),
+            peek_keys: render(include_str!("sql/peek_keys.sql")),
+            peek_rows: render(include_str!("sql/peek_rows.sql")),
+            claim_keys: render(include_str!("sql/claim_keys.sql")),
+            claim_rows: render(include_str!("sql/claim_rows.sql")),
+            claim_stream: render(include_str!("sql/claim_stream.sql")),
+            late_floor: render(include_str!("sql/late_floor.sql")),
+            poll: render(include_str!("sql/poll.sql")),
+            sources: render(include_str!("sql/sources.sql")),
+            settle_sent: render(include_str!("sql/settle_sent.sql")),
+            settle_unsent: render(include_str!("sql/settle_unsent.sql")),
+            settle_rejected: render(include_str!("sql/settle_rejected.sql")),
+            settled_already: render(include_str!("sql/settled_already.sql")),
+            requeue: render(include_str!("sql/requeue.sql")),
+            stale: render(include_str!("sql/stale.sql")),
+            retention: render(include_str!("sql/retention.sql")),
+            backlog: render(include_str!("sql/backlog.sql")),
+            heads: render(include_str!("sql/heads.sql")),
+            finished: render(include_str!("sql/finished.sql")),
+            table_health: render(include_str!("sql/table_health.sql")),
+            due: render(include_str!("sql/due.sql")),
+            count_sent: render(include_str!("sql/count_sent.sql")),
+            resume: render(include_str!("sql/resume.sql")),
+            rejected_columns: shape.rejected_columns,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Whose fault it is: each rule of design §3 with instants of its own.
+
+use std::time::{Duration, Instant};
+
+use keiro_relay::publish::kafka::faults::{
+    Admission, DOWN_GRACE, Faults, PARKED_MAX, SILENCES_MAX, SUSPECTS_MAX, Silence, TOPICS_MAX,
+};
+use uuid::Uuid;
+
+const ROW: Uuid = Uuid::from_u128(1);
+const OTHER: Uuid = Uuid::from_u128(2);
+/// The draw that leaves a delay as it is.
+const MIDDLE: f64 = 0.5;
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// Faults of a cluster that was seen, and an instant to count from.
+fn connected() -> (Faults, Instant) {
+    let mut faults = Faults::default();
+    let start = Instant::now();
+    faults.brokers_up(1, start);
+    (faults, start)
+}
+
+#[test]
+fn a_topic_that_fails_rests_longer_each_time_up_to_a_minute() {
+    let (mut faults, mut now) = connected();
+    for expected in [1, 2, 4, 8, 16, 32, 60, 60] {
+        assert!(matches!(faults.admit("t", now), Admission::Free | Admission::Probe));
+        let parking = faults.topic_failed("t", now, "kafka.unknown_topic: …", now, MIDDLE);
+        assert_eq!(parking.pause, seconds(expected));
+        assert_eq!(parking.is_new, expected == 1);
+        let just_before = now + seconds(expected) - Duration::from_millis(1);
+        let held = Admission::Held { pause: Duration::from_millis(1), reason: "kafka.unknown_topic: …".into() };
+        assert_eq!(faults.admit("t", just_before), held);
+        assert_eq!(faults.admit("u", just_before), Admission::Free, "another topic is not concerned");
+        now += seconds(expected);
+    }
+    assert!(faults.is_parked("t"));
+    assert!(faults.acked(ROW, "t", 0, now), "the first acknowledgement frees it");
+    assert_eq!(faults.admit("t", now), Admission::Free);
+    assert_eq!(faults.topic_failed("t", now, "again", now, MIDDLE).pause, seconds(1), "and its past is forgotten");
+}
+
+#[test]
+fn the_rest_of_a_topic_is_jittered() {
+    let (mut faults, now) = connected();
+    // The first rest cannot be shortened below the initial delay.
+    assert_eq!(faults.topic_failed("low", now, "x", now, 0.0).pause, seconds(1));
+    assert_eq!(faults.topic_failed("high", now, "x", now, 0.999).pause.as_millis(), 1199);
+}
+
+#[test]
+fn one_head_probes_a_topic_that_is_due() {
+    let (mut faults, now) = connected();
+    faults.topic_failed("t", now, "x", now, MIDDLE);
+    let due = now + seconds(1);
+    assert_eq!(faults.admit("t", due), Admission::Probe);
+    for _ in 0..3 {
+        assert!(matches!(faults.admit("t", due), Admission::Held { pause, .. } if pause >= seconds(1)));
+    }
+    faults.release("t");
+    assert_eq!(faults.admit("t", due), Admission::Probe, "a probe that said nothing leaves its turn to the next");
+    assert_eq!(faults.topic_failed("t", due, "x", due, MIDDLE).pause, seconds(2));
+    assert!(matches!(faults.admit("t", due + seconds(1)), Admission::Held { .. }));
+    assert_eq!(faults.admit("t", due + seconds(2)), Admission::Probe);
+    assert!(faults.refused(ROW, "t"), "a verdict on the record shows that the topic works");
+    assert_eq!(faults.admit("t", due + seconds(2)), Admission::Free);
+}
+
+#[test]
+fn records_that_were_on_their_way_together_fail_once() {
+    let (mut faults, handed_over) = connected();
+    let failed = handed_over + seconds(5);
+    for _ in 0..100 {
+        faults.topic_failed("t", handed_over, "x", failed, MIDDLE);
+    }
+    assert_eq!(faults.admit("t", failed + seconds(1)), Admission::Probe);
+}
+
+#[test]
+fn silence_while_nothing_was_acknowledged_is_unclear_or_the_cluster_s() {
+    let (mut faults, start) = connected();
+    let later = start + seconds(30);
+    assert_eq!(faults.silent(ROW, "t", 0, start, later, MIDDLE), Silence::Unclear);
+    faults.brokers_up(0, later);
+    assert_eq!(faults.silent(ROW, "t", 0, start, later, MIDDLE), Silence::Cluster);
+    faults.brokers_up(3, later);
+    assert_eq!(faults.silent(ROW, "t", 0, start, later, MIDDLE), Silence::Unclear);
+    assert_eq!(
+        Faults::default().silent(ROW, "t", 0, start, later, MIDDLE),
+        Silence::Cluster,
+        "no broker ever answered"
+    );
+    faults.acked(OTHER, "elsewhere", 0, start - Duration::from_millis(1));
+    assert_eq!(faults.silent(ROW, "t", 0, start, later, MIDDLE), Silence::Unclear, "an older one says nothing");
+}
+
+#[test]
+fn silence_while_another_topic_was_acknowledged_is_the_topic_s() {
+    let (mut faults, start) = connected();
+    faults.acked(OTHER, "elsewhere", 0, start + seconds(1));
+    faults.brokers_up(0, start + seconds(2));
+    assert_eq!(faults.silent(ROW, "t", 0, start, start + seconds(30), MIDDLE), Silence::Topic);
+}
+
+#[test]
+fn the_third_silence_alone_is_the_row_s() {
+    let (mut faults, mut now) = connected();
+    for time in 1..=SILENCES_MAX {
+        faults.acked(OTHER, "t", 4, now + seconds(1));
+        let silence = faults.silent(ROW, "t", 4, now, now + seconds(30), MIDDLE);
+        let expected = match time {
+            SILENCES_MAX => Silence::Row,
+            _ => Silence::Rest { pause: seconds(1 << (time - 1)) },
+        };
+        assert_eq!(silence, expected);
+        now += seconds(60);
+    }
+    assert_eq!(faults.admit("t", now), Admission::Free, "the topic was never parked");
+    faults.acked(OTHER, "t", 4, now);
+    assert_eq!(faults.silent(ROW, "t", 4, now, now, MIDDLE), Silence::Rest { pause: seconds(1) }, "and it starts anew");
+}
+
+#[test]
+fn silence_of_another_partition_never_becomes_the_row_s() {
+    let (mut faults, mut now) = connected();
+    for time in 0..10 {
+        faults.acked(OTHER, "t", 4, now);
+        for partition in [5, -1] {
+            let row = Uuid::from_u128(100 + u128::from(partition == 5));
+            let silence = faults.silent(row, "t", partition, now, now + seconds(30), MIDDLE);
+            assert_eq!(silence, Silence::Rest { pause: seconds((1 << time).min(60)) });
+        }
+        now += seconds(60);
+    }
+}
+
+#[test]
+fn an_acknowledgement_clears_a_suspect() {
+    let (mut faults, now) = connected();
+    for _ in 0..10 {
+        faults.acked(OTHER, "t", 0, now);
+        faults.silent(ROW, "t", 0, now, now, MIDDLE);
+        assert_ne!(faults.silent(ROW, "t", 0, now, now, MIDDLE), Silence::Row);
+        faults.acked(ROW, "t", 0, now);
+    }
+}
+
+#[test]
+fn the_problem_says_what_stands_against_publishing() {
+    let mut faults = Faults::default();
+    let start = Instant::now();
+    let begins = |faults: &Faults, now: Instant, word: &str| {
+        let problem = faults.problem(now).expect("a problem");
+        assert!(problem.starts_with(word), "{problem}");
+    };
+    begins(&faults, start, "kafka.not_connected: client: no broker has answered yet: check [kafka] brokers");
+    faults.connection_failed("kafka.authentication_failed: wrong password".into());
+    begins(&faults, start, "kafka.not_connected: client: no broker has answered yet: kafka.authentication_failed");
+    faults.brokers_up(0, start);
+    begins(&faults, start, "kafka.unreachable: client: no broker is up: kafka.authentication_failed");
+    faults.brokers_up(1, start);
+    assert_eq!(faults.problem(start), None);
+    // A broker that closes an idle connection is no outage.
+    faults.brokers_up(0, start);
+    assert_eq!(faults.problem(start + DOWN_GRACE - Duration::from_millis(1)), None);
+    begins(&faults, start + DOWN_GRACE, "kafka.unreachable: ");
+    faults.answered();
+    assert_eq!(faults.problem(start + DOWN_GRACE), None);
+    assert!(faults.cluster_failed("kafka.invalid_timestamp: …"), "news");
+    assert!(!faults.cluster_failed("kafka.invalid_timestamp: …"), "no news");
+    faults.brokers_up(1, start);
+    begins(&faults, start, "kafka.invalid_timestamp: ");
+    faults.acked(ROW, "t", 0, start);
+    assert_eq!(faults.problem(start), None);
+}
+
+#[test]
+fn everything_remembered_is_bounded() {
+    let (mut faults, start) = connected();
+    for number in 0..(PARKED_MAX as u64 + 50) {
+        let now = start + Duration::from_millis(number);
+        faults.topic_failed(&format!("t{number}"), now, "x", now, MIDDLE);
+    }
+    assert_eq!(faults.parked().len(), PARKED_MAX);
+    assert!(!faults.is_parked("t0") && faults.is_parked("t50"), "the one that is due first goes first");
+    for number in 0..(TOPICS_MAX as u64 + 50) {
+        faults.acked(ROW, &format!("t{number}"), 0, start + Duration::from_millis(number));
+    }
+    assert!(!faults.is_familiar("t49") && faults.is_familiar("t50"));
+    // A row that was forgotten needs three silences again: it is late, never wrong.
+    faults.acked(OTHER, "t", 0, start + seconds(100));
+    for _ in 1..SILENCES_MAX {
+        faults.silent(ROW, "t", 0, start, start, MIDDLE);
+    }
+    for number in 0..SUSPECTS_MAX as u128 {
+        faults.silent(Uuid::from_u128(1_000 + number), "t", 0, start, start + seconds(1), MIDDLE);
+    }
+    assert_ne!(faults.silent(ROW, "t", 0, start, start + seconds(2), MIDDLE), Silence::Row);
+}
