@@ -5,6 +5,7 @@ mod codes;
 mod faults;
 mod health;
 mod http;
+mod lanes_cases;
 mod plan;
 mod record;
 mod telemetry;
