@@ -311,7 +311,8 @@ pub(super) fn check_queue(reader: &mut Reader, kafka: &Kafka) {
 
 /// Lets librdkafka judge the properties: one by one first, so that each wrong one is named, then all of them together.
 pub(super) fn prove(reader: &mut Reader, kafka: &Kafka, message_timeout: Duration) {
-    let mut ok = true;
+    // What the relay refused itself librdkafka would refuse again, in other words.
+    let mut ok = !reader.problems.iter().any(|problem| problem.key.starts_with("kafka."));
     for (name, value) in &kafka.properties {
         ok &= prove_one(reader, &[PROPERTIES[0], PROPERTIES[1], name], value.expose());
     }
@@ -392,17 +393,16 @@ fn prove_together(reader: &mut Reader, kafka: &Kafka, values: &BTreeMap<String, 
 }
 
 /// The text without the values. A value of a name that looks like a secret's goes wherever it occurs; another one only where
-/// it stands alone, or `ssl` would go from `ssl.ca.location` too; plain numbers stay, since no secret's name holds one.
+/// it stands alone, or `ssl` would go from `ssl.ca.location` too.
 fn redacted<'a>(text: &str, values: impl IntoIterator<Item = (&'a str, &'a Secret)>) -> String {
-    const SECRET_WORDS: [&str; 6] = ["password", "secret", "pem", "passphrase", "config", "username"];
+    const SECRET_WORDS: [&str; 5] = ["password", "secret", "pem", "passphrase", "config"];
     let mut text = text.trim_end().to_owned();
     for (name, value) in values {
         let value = value.expose();
-        if SECRET_WORDS.iter().any(|word| name.contains(word)) {
-            if !value.is_empty() {
-                text = text.replace(value, "***");
-            }
-        } else if !value.chars().all(|c| c.is_ascii_digit()) {
+        // One of a few letters would turn the text into stars.
+        if value.len() > 3 && SECRET_WORDS.iter().any(|word| name.contains(word)) {
+            text = text.replace(value, "***");
+        } else {
             text = replace_alone(&text, value);
         }
     }
@@ -410,7 +410,10 @@ fn redacted<'a>(text: &str, values: impl IntoIterator<Item = (&'a str, &'a Secre
 }
 
 fn replace_alone(text: &str, value: &str) -> String {
-    let of_word = |c: char| c.is_alphanumeric() || c == '.' || c == '_';
+    if value.is_empty() {
+        return text.to_owned();
+    }
+    let of_word = |c: char| c.is_alphanumeric() || ".-_".contains(c);
     let mut replaced = String::with_capacity(text.len());
     let mut end = 0;
     for (at, _) in text.match_indices(value) {

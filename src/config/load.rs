@@ -173,6 +173,8 @@ const fn seconds(seconds: u64) -> Duration {
 
 const HOUR: Duration = seconds(3_600);
 const DAY: Duration = seconds(86_400);
+/// humantime's year, so that 100 of them print as such.
+const YEAR: Duration = seconds(31_557_600);
 
 fn read_config(reader: &mut Reader) -> Option<Config> {
     let statement_timeout =
@@ -218,19 +220,19 @@ fn read_database(reader: &mut Reader, statement_timeout: Option<Duration>) -> Op
     let synchronous_commit =
         reader.choice(&["database", "synchronous_commit"], default.synchronous_commit, &[("off", false), ("on", true)]);
     let tls = read_tls(reader);
-    let (url, url_file) = choose_url(reader, url, url_file)?;
-    let split = match &url {
-        None => None,
-        Some(url) => match database::split_url(url.expose()) {
-            Ok(split) => Some(split),
-            Err(text) => {
-                reader.problem(&["database", "url"], None, text);
-                return None;
-            }
-        },
+    let chosen = choose_url(reader, url, url_file);
+    let url = chosen.as_ref().and_then(|(url, _)| url.as_ref());
+    let split = match url.map(|url| database::split_url(url.expose())) {
+        None => Ok(None),
+        Some(Ok(split)) => Ok(Some(split)),
+        Some(Err(text)) => {
+            reader.problem(&["database", "url"], None, text);
+            Err(())
+        }
     };
-    let url_password = split.as_ref().is_some_and(|split| split.has_password);
-    let (password, password_file) = choose_password(reader, password, password_file, url_password)?;
+    let url_password = matches!(&split, Ok(Some(split)) if split.has_password);
+    let passwords = choose_password(reader, password, password_file, url_password);
+    let ((_, url_file), split, (password, password_file)) = (chosen?, split.ok()?, passwords?);
     let mut tls = tls?;
     if let Some(mode) = split.as_ref().and_then(|split| split.mode) {
         if reader.is_set(&["database", "tls", "mode"]) && tls.mode != mode {
@@ -633,7 +635,7 @@ fn read_maintenance(reader: &mut Reader) -> ReadMaintenance {
     let default = Maintenance::default();
     ReadMaintenance {
         interval: reader.duration(&["maintenance", "interval"], default.interval, seconds(1)..=HOUR),
-        retention: reader.duration_or_off(&["maintenance", "retention"], default.retention, seconds(5)..=36_500 * DAY),
+        retention: reader.duration_or_off(&["maintenance", "retention"], default.retention, seconds(5)..=100 * YEAR),
     }
 }
 

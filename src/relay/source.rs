@@ -274,6 +274,10 @@ impl SourceLoop {
             self.poll_interval = (self.poll_interval * 2).min(self.ctx.config.relay.poll_interval_max);
         }
         let mut wake_at = if may_sweep { self.sweeps.next_full_at() } else { now + DATABASE_PAUSE_MAX };
+        if may_sweep && self.sweeps.next_late_at() > now {
+            // Until then the poll looks only behind the last row seen; then it must cover late commits again.
+            wake_at = wake_at.min(self.sweeps.next_late_at());
+        }
         if self.mode == Mode::Forever
             && let Some(probe_at) = self.lanes.next_probe_at()
         {

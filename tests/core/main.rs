@@ -2,10 +2,12 @@
 
 mod backoff;
 mod codes;
+mod config;
 mod faults;
 mod health;
 mod http;
 mod lanes_cases;
+mod layering;
 mod plan;
 mod record;
 mod telemetry;
