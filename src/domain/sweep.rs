@@ -123,8 +123,10 @@ impl Sweeps {
             SweepKind::Tail => {}
             SweepKind::Late | SweepKind::Full => {
                 self.late_from = PgTime(late_floor.0.saturating_sub(LATE_MARGIN_MICROS));
-                self.next_late_at = now + spent * LATE_COST_FACTOR;
-                if kind == SweepKind::Full {
+                if kind == SweepKind::Late {
+                    self.next_late_at = now + spent * LATE_COST_FACTOR;
+                } else {
+                    // What a full sweep costs says nothing about what a late one will.
                     self.next_full_at = now + (spent * FULL_COST_FACTOR).clamp(FULL_INTERVAL_MIN, FULL_INTERVAL_MAX);
                 }
             }

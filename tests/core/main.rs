@@ -10,4 +10,5 @@ mod lanes_cases;
 mod layering;
 mod plan;
 mod record;
+mod sweep;
 mod telemetry;
