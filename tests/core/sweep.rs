@@ -35,3 +35,25 @@ fn an_expensive_full_sweep_does_not_put_off_late_sweeps() {
     assert_eq!(sweep(&mut sweeps, 101, None, Duration::from_millis(10), now), SweepKind::Late);
     assert_eq!(sweeps.next_late_at(), now + Duration::from_millis(200));
 }
+
+#[test]
+fn what_is_asked_for_during_a_full_sweep_comes_after_it() {
+    let now = Instant::now();
+    let mut sweeps = Sweeps::new(now);
+    // Rows behind the page it has reached would otherwise wait for the next one, five minutes later.
+    sweeps.begin(SweepKind::Full, floor(100), Duration::ZERO);
+    sweeps.page(Some(at(1)), true, 10 * SECOND, now);
+    sweeps.demand_full(now);
+    sweeps.page(None, false, SECOND, now);
+    assert_eq!(sweeps.next_full_at(), now, "an operator changed rows");
+
+    sweeps.begin(SweepKind::Full, floor(100), Duration::ZERO);
+    sweeps.page(Some(at(1)), true, 10 * SECOND, now);
+    sweeps.overflowed(now);
+    sweeps.page(None, false, SECOND, now);
+    assert_eq!(sweeps.next_full_at(), now + 30 * SECOND, "a lane did not fit into memory");
+
+    sweeps.begin(SweepKind::Full, floor(100), Duration::ZERO);
+    sweeps.page(None, false, 10 * SECOND, now);
+    assert_eq!(sweeps.next_full_at(), now + 300 * SECOND, "what was asked for was done");
+}
