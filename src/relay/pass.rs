@@ -100,7 +100,7 @@ pub(super) async fn run(
     };
     ctx.store_answered();
     Claimed { source_name: source, rows: claim.messages.len(), elapsed: started.elapsed() }.emit(&ctx.metrics);
-    let bytes = claim.messages.iter().map(|message| message.payload.len()).sum();
+    let bytes: usize = claim.messages.iter().map(|message| message.payload.len()).sum();
     share.shrink(claim.messages.len(), bytes);
 
     let mut report = Report {
@@ -115,9 +115,11 @@ pub(super) async fn run(
     }
     drop(share);
 
-    // Lanes that yielded nothing: one look at their heads says whether to forget them or when to ask again.
-    let silent: Vec<&Lane> =
-        request.lanes.iter().map(|wanted| &wanted.lane).filter(|lane| !by_lane.contains_key(*lane)).collect();
+    // Lanes that yielded nothing: one look at their heads says whether to forget them or when to ask again. When the bytes of the
+    // others filled the batch it may not have reached them: they are asked again at once.
+    let reached = bytes < ctx.config.relay.batch_bytes_max;
+    let lanes = request.lanes.iter().map(|wanted| &wanted.lane);
+    let silent: Vec<&Lane> = lanes.filter(|lane| reached && !by_lane.contains_key(*lane)).collect();
     if !silent.is_empty() {
         match peek(ctx, source, &silent).await {
             Ok(heads) => {
