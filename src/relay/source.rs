@@ -173,7 +173,11 @@ impl SourceLoop {
             if self.passes.len() < passes_max {
                 // Few lanes ready: look further before claiming a small batch.
                 if self.lanes.rows_ready() < batch && self.sweeps.page_after().is_some() {
-                    self.page().await;
+                    if self.mode == Mode::Forever && self.sweeps.look_back_due(now) {
+                        self.begin_sweep(now).await;
+                    } else {
+                        self.page().await;
+                    }
                     continue;
                 }
                 if let Some(request) = self.lanes.next_request(batch) {
