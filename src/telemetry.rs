@@ -1127,7 +1127,11 @@ impl<K: Hash + Eq + Clone> Repeats<K> {
 pub fn clean(text: &str) -> String {
     let mut clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if clean.len() > TEXT_BYTES_MAX {
-        clean.truncate(clean.floor_char_boundary(TEXT_BYTES_MAX - '…'.len_utf8()));
+        let mut end = TEXT_BYTES_MAX - '…'.len_utf8();
+        while !clean.is_char_boundary(end) {
+            end -= 1;
+        }
+        clean.truncate(end);
         clean.push('…');
     }
     clean

@@ -43,7 +43,9 @@ fn ask(address: SocketAddr, path: &str, timeout: Duration) -> io::Result<Answer>
     let deadline = Instant::now() + timeout;
     let mut stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_write_timeout(Some(left(deadline)?))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    // In one write: formatted into the socket it would leave in pieces.
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     let mut chunk = [0; 4096];
     // A read timeout bounds one read only: what is left of the whole is set before each.

@@ -80,11 +80,17 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Follows the configured timeouts: a publish may use its whole timeout without anything being wrong.
+    /// Follows the configuration: [`Limits::of_timeouts`].
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let stall = Duration::from_secs(30).max(config.relay.publish_timeout.saturating_mul(3));
-        let two_samples = config.maintenance.interval.saturating_mul(2).saturating_add(Duration::from_secs(10));
+        Self::of_timeouts(config.relay.publish_timeout, config.maintenance.interval)
+    }
+
+    /// A publish may use its whole timeout without anything being wrong, and one sample of the backlog may fail.
+    #[must_use]
+    pub fn of_timeouts(publish_timeout: Duration, sample_interval: Duration) -> Self {
+        let stall = Duration::from_secs(30).max(publish_timeout.saturating_mul(3));
+        let two_samples = sample_interval.saturating_mul(2).saturating_add(Duration::from_secs(10));
         Self { stall, sample_age: stall.max(two_samples) }
     }
 }

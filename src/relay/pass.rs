@@ -307,7 +307,9 @@ async fn publish(ctx: &Context, source: &str, batch: Batch) -> Vec<Option<Outcom
             return messages.iter().map(|_| Some(Outcome::Unknown(setback.clone()))).collect();
         }
     };
-    messages.iter().map(|_| Some(Outcome::Failed { error: text.clone() })).collect()
+    // Nobody knows how far it got: the rows spend an attempt, and may be on the topic.
+    let setback = Setback { blame: Blame::Row, error: text, pause: Duration::ZERO };
+    messages.iter().map(|_| Some(Outcome::Unknown(setback.clone()))).collect()
 }
 
 /// Puts outcomes into the order of the rows. Outcomes for strangers are counted and ignored; missing ones stay missing.

@@ -3,5 +3,8 @@
 mod backoff;
 mod codes;
 mod faults;
+mod health;
+mod http;
 mod plan;
 mod record;
+mod telemetry;
