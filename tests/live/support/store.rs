@@ -10,6 +10,7 @@ pub fn settings(url: &str) -> Database {
     Database {
         url: Secret::new(url),
         url_file: None,
+        password: None,
         password_file: None,
         schema: "keiro".to_owned(),
         table: "keiro_outbox".to_owned(),
