@@ -9,6 +9,8 @@ pub mod acls;
 pub mod daemon;
 pub mod database;
 pub mod oracle;
+pub mod outbox;
+pub mod random;
 pub mod services;
 pub mod store;
 pub mod topics;
