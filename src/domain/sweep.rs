@@ -80,6 +80,12 @@ impl Sweeps {
         self.next_full_at
     }
 
+    /// From when on a late sweep may be made, so that a poll covers what may have been committed late.
+    #[must_use]
+    pub fn next_late_at(&self) -> Instant {
+        self.next_late_at
+    }
+
     /// Asks for a full sweep at once.
     pub fn demand_full(&mut self, now: Instant) {
         self.next_full_at = now;

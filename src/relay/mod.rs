@@ -8,6 +8,7 @@ pub mod health;
 mod maintenance;
 mod pass;
 mod poll;
+mod preference;
 mod source;
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -29,11 +31,12 @@ use self::gate::Gate;
 use self::health::{Board, Halt};
 use self::maintenance::{Maintenance, MaintenanceSummary};
 use self::poll::Poller;
+use self::preference::Preference;
 use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
 use crate::domain::policy::SourceRules;
 use crate::publish::Publisher;
-use crate::store::{ErrorKind, InspectError, Listening, Store, StoreError};
+use crate::store::{ErrorKind, Heard, InspectError, Listening, Store, StoreError};
 use crate::telemetry::{Failure, LoopName, Metrics, Reason, Stage, StateChange};
 
 /// Sources served at most; more are refused and shown.
@@ -60,6 +63,9 @@ pub(crate) struct Context {
     pub poller: Poller,
     /// Cancelled when the relay stops: no new claim, no new record.
     pub stop: CancellationToken,
+    pub preference: Preference,
+    /// Notified when a source is served for the first time.
+    sources_changed: Notify,
     wakers: Mutex<HashMap<Arc<str>, Arc<Wakers>>>,
     database_away: AtomicBool,
 }
@@ -101,15 +107,26 @@ impl Context {
         }
     }
 
+    /// An operator says that the source may go on.
+    fn resumed(&self, source: &str) {
+        if let Some(wakers) = self.wakers().get(source) {
+            wakers.resumed.store(true, Ordering::Relaxed);
+            wakers.changed.notify_one();
+        }
+    }
+
     fn changed_all(&self) {
         for wakers in self.wakers().values() {
             wakers.changed.notify_one();
         }
     }
 
-    /// A `stop_the_line` source is halted, or moves.
+    /// A `stop_the_line` source is halted by its head, or moves. An open breaker has the last word.
     fn halted(&self, source: &str, halt: Option<Halt>) {
-        self.board.halted(source, halt);
+        let broken = self.wakers().get(source).is_some_and(|wakers| wakers.broken.load(Ordering::Relaxed));
+        if !broken {
+            self.board.halted(source, halt);
+        }
     }
 
     fn wakers(&self) -> std::sync::MutexGuard<'_, HashMap<Arc<str>, Arc<Wakers>>> {
@@ -229,6 +246,8 @@ impl Relay {
             gate: Gate::default(),
             metrics: board.metrics().clone(),
             stop: CancellationToken::new(),
+            preference: Preference::new(),
+            sources_changed: Notify::new(),
             wakers: Mutex::new(HashMap::new()),
             database_away: AtomicBool::new(false),
             config,
@@ -267,6 +286,8 @@ impl Relay {
         if ctx.config.database.prepared_statements {
             let listen = Arc::clone(&ctx);
             loops.spawn(async move { named("listen", listen_for_changes(listen)).await });
+            let hold = Arc::clone(&ctx);
+            loops.spawn(async move { named("preference", preference::hold(hold)).await });
         }
 
         let bug = tokio::select! {
@@ -408,6 +429,7 @@ fn source_loop(ctx: &Arc<Context>, source: &str, rules: SourceRules, mode: Mode)
     let source: Arc<str> = Arc::from(source);
     let wakers = Arc::new(Wakers::default());
     ctx.wakers().insert(Arc::clone(&source), Arc::clone(&wakers));
+    ctx.sources_changed.notify_one();
     ctx.board.source(&source, rules.policy);
     SourceLoop::new(Arc::clone(ctx), source, rules, mode, wakers)
 }
@@ -536,8 +558,9 @@ async fn listen_for_changes(ctx: Arc<Context>) {
         loop {
             tokio::select! {
                 said = listener.next() => match said {
-                    Some(source) if source.is_empty() => ctx.changed_all(),
-                    Some(source) => ctx.changed(&source),
+                    Some(Heard::Changed(source)) if source.is_empty() => ctx.changed_all(),
+                    Some(Heard::Changed(source)) => ctx.changed(&source),
+                    Some(Heard::Resumed(source)) => ctx.resumed(&source),
                     None => break,
                 },
                 () = tokio::time::sleep(DISCOVER_INTERVAL) => watch.tick(),

@@ -283,7 +283,7 @@ fn classify(code: &str) -> Class {
             ErrorKind::Mismatch,
             "permission",
             false,
-            Some("grant usage on the schema and select, update on the table to the relay's user"),
+            Some("the relay's user needs usage on the schema and select, update on the table; enqueue also insert"),
         ),
         // Named statements that a pooler sent to another server connection.
         "26000" | "42P05" | "08P01" => class(

@@ -1,5 +1,9 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
+mod db;
+mod enqueue;
+mod migrate;
+mod publish;
 mod relay;
 mod schema;
 mod smoke;
