@@ -7,8 +7,10 @@
 
 pub mod daemon;
 pub mod database;
+pub mod feed;
 pub mod oracle;
 pub mod services;
+pub mod session;
 pub mod store;
 pub mod topics;
 
