@@ -573,7 +573,7 @@ fn property_name(name: &str) -> String {
     /// The few names of librdkafka with an underscore of their own.
     const UNDERSCORED: [&str; 2] = ["log_level", "enabled_events"];
     let folded = name.to_ascii_lowercase();
-    if folded.contains('.') || UNDERSCORED.contains(&folded.as_str()) { folded } else { folded.replace('_', ".") }
+    if UNDERSCORED.contains(&folded.as_str()) { folded } else { folded.replace('_', ".") }
 }
 
 fn put(table: &mut Table, path: &[String], value: Value) {

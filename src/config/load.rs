@@ -549,12 +549,12 @@ pub(super) fn drawn_instance() -> String {
 type Sources = BTreeMap<String, SourceRules>;
 
 fn read_rules(reader: &mut Reader) -> (Option<SourceRules>, Option<Sources>) {
-    let defaults = read_section(reader, &["defaults"], &default_rules(), true);
+    let defaults = read_section(reader, &["defaults"], &default_rules());
     // Wrong defaults are reported once; the sources are then read over the product's own.
     let base = defaults.clone().unwrap_or_else(default_rules);
     let mut sources = Some(Sources::new());
     for name in reader.names(&["sources"]) {
-        match (read_section(reader, &["sources", &name], &base, false), &mut sources) {
+        match (read_section(reader, &["sources", &name], &base), &mut sources) {
             (Some(rules), Some(sources)) => {
                 sources.insert(name, rules);
             }
@@ -566,7 +566,7 @@ fn read_rules(reader: &mut Reader) -> (Option<SourceRules>, Option<Sources>) {
     (defaults, sources)
 }
 
-fn read_section(reader: &mut Reader, section: &[&str], base: &SourceRules, is_defaults: bool) -> Option<SourceRules> {
+fn read_section(reader: &mut Reader, section: &[&str], base: &SourceRules) -> Option<SourceRules> {
     let at = |key: &'static str| [section, &[key][..]].concat();
     let backoff_at = |key: &'static str| [section, &["backoff", key][..]].concat();
     let policy = reader.choice(&at("policy"), base.policy, &Policy::ALL.map(|policy| (policy.name(), policy)));
@@ -583,8 +583,7 @@ fn read_section(reader: &mut Reader, section: &[&str], base: &SourceRules, is_de
     let multiplier = reader.float(&backoff_at("multiplier"), base.backoff.multiplier, 1.0..=1_000.0);
     let max = reader.duration(&backoff_at("max"), base.backoff.max, delay);
     let jitter = reader.float(&backoff_at("jitter"), base.backoff.jitter, 0.0..=1.0);
-    let sets_delay = is_defaults || reader.is_set(&backoff_at("initial")) || reader.is_set(&backoff_at("max"));
-    if let (Some(initial), Some(max), true) = (initial, max, sets_delay)
+    if let (Some(initial), Some(max)) = (initial, max)
         && max < initial
     {
         // Named where it was set: a source that sets one of the two has the other from [defaults].

@@ -8,8 +8,8 @@
 //! - A source's name is matched exactly, in a variable too: `KEIRO_RELAY__SOURCES__billing__POLICY` is the source `billing`. A
 //!   name that no shell lets into a variable's name is reached with `KEIRO_RELAY__SOURCES='{ "Orders EU" = { policy = "…" } }'`;
 //!   a variable for one key wins over that.
-//! - A property of librdkafka is `KEIRO_RELAY__KAFKA__PROPERTIES__SASL_PASSWORD` or `…__sasl.password`: without a dot, each
-//!   underscore is one. `KEIRO_RELAY__KAFKA__PROPERTIES='{ "sasl.password" = "…" }'` works too.
+//! - A property of librdkafka is `KEIRO_RELAY__KAFKA__PROPERTIES__SASL_PASSWORD` or `…__sasl.password`: an underscore
+//!   is a dot. `KEIRO_RELAY__KAFKA__PROPERTIES='{ "sasl.password" = "…" }'` works too.
 //! - Durations and sizes have a unit ("2s", "8MiB"); what can be switched off is "off"; a number is a number.
 
 mod database;

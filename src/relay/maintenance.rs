@@ -293,7 +293,7 @@ pub(crate) async fn sample(
 }
 
 /// How long the oldest of these rows has waited that the policy would let us claim now.
-fn oldest_ready(policy: Policy, heads: &[Head]) -> Option<f64> {
+pub(super) fn oldest_ready(policy: Policy, heads: &[Head]) -> Option<f64> {
     let mut keys: HashSet<&str> = HashSet::new();
     let ready = heads.iter().enumerate().filter(|(index, head)| {
         let first = match policy {

@@ -8,6 +8,7 @@ pub mod health;
 mod maintenance;
 mod pass;
 mod poll;
+mod preference;
 mod source;
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -29,6 +31,7 @@ use self::gate::Gate;
 use self::health::{Board, Halt};
 use self::maintenance::{Maintenance, MaintenanceSummary};
 use self::poll::Poller;
+use self::preference::Preference;
 use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
 use crate::domain::policy::SourceRules;
@@ -60,6 +63,9 @@ pub(crate) struct Context {
     pub poller: Poller,
     /// Cancelled when the relay stops: no new claim, no new record.
     pub stop: CancellationToken,
+    pub preference: Preference,
+    /// Notified when a source is served for the first time.
+    sources_changed: Notify,
     wakers: Mutex<HashMap<Arc<str>, Arc<Wakers>>>,
     database_away: AtomicBool,
 }
@@ -229,6 +235,8 @@ impl Relay {
             gate: Gate::default(),
             metrics: board.metrics().clone(),
             stop: CancellationToken::new(),
+            preference: Preference::new(),
+            sources_changed: Notify::new(),
             wakers: Mutex::new(HashMap::new()),
             database_away: AtomicBool::new(false),
             config,
@@ -267,6 +275,8 @@ impl Relay {
         if ctx.config.database.prepared_statements {
             let listen = Arc::clone(&ctx);
             loops.spawn(async move { named("listen", listen_for_changes(listen)).await });
+            let hold = Arc::clone(&ctx);
+            loops.spawn(async move { named("preference", preference::hold(hold)).await });
         }
 
         let bug = tokio::select! {
@@ -408,6 +418,7 @@ fn source_loop(ctx: &Arc<Context>, source: &str, rules: SourceRules, mode: Mode)
     let source: Arc<str> = Arc::from(source);
     let wakers = Arc::new(Wakers::default());
     ctx.wakers().insert(Arc::clone(&source), Arc::clone(&wakers));
+    ctx.sources_changed.notify_one();
     ctx.board.source(&source, rules.policy);
     SourceLoop::new(Arc::clone(ctx), source, rules, mode, wakers)
 }

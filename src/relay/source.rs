@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tracing::info;
 
 use super::Context;
 use super::health::{Halt, HaltKind};
@@ -28,6 +29,14 @@ const PASSES_MAX: usize = 8;
 /// Pause after the database failed; doubles up to the maximum.
 const DATABASE_PAUSE_MIN: Duration = Duration::from_millis(100);
 const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How often a relay that stands by looks whether rows wait too long for the one that serves them, and at how many rows.
+const STAND_BY_INTERVAL: Duration = Duration::from_secs(2);
+const STAND_BY_ROWS: usize = 100;
+/// Rows that could go out and wait this long are served by whoever sees it: their relay hangs with its connection open.
+const TAKE_OVER_AFTER: Duration = Duration::from_secs(5);
+/// How long it then serves the source before it looks again who does.
+const HELP_FOR: Duration = Duration::from_secs(30);
 
 /// How long a loop runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +79,8 @@ pub(super) struct SourceLoop {
     database_pause: Duration,
     /// A pass or a look failed: pause before the next.
     database_failed: bool,
+    /// Serves a source that another relay holds until then, because that one leaves rows waiting.
+    helping_until: Instant,
     done: Done,
     /// Rows claimed since the last full sweep began.
     claimed_since_full: u64,
@@ -97,6 +108,7 @@ impl SourceLoop {
             poll_interval,
             database_pause: DATABASE_PAUSE_MIN,
             database_failed: false,
+            helping_until: Instant::now(),
             done: Done::default(),
             claimed_since_full: 0,
         }
@@ -128,6 +140,10 @@ impl SourceLoop {
                 continue;
             }
             if self.mode == Mode::Forever {
+                if !self.ctx.preference.is_ours(&self.source) && now >= self.helping_until {
+                    self.stand_by().await;
+                    continue;
+                }
                 self.lanes.tick(now);
             }
             if self.passes.len() < PASSES_MAX {
@@ -288,14 +304,53 @@ impl SourceLoop {
             Some(finished) = self.passes.join_next() => self.finished(finished),
             // The permit is kept: `wants_sweep` takes it.
             () = wakers.polled.notified(), if may_sweep => wakers.polled.notify_one(),
-            () = wakers.changed.notified() => {
-                self.lanes.wake_all();
-                self.sweeps.demand_full(Instant::now());
-                self.poll_interval = ctx.config.relay.poll_interval_min;
-            }
+            () = wakers.changed.notified() => self.look_at_everything(),
             () = tokio::time::sleep_until(wake_at.into()) => {}
             () = ctx.stop.cancelled() => {}
         }
+    }
+
+    /// Another relay serves this source: wait until it does not, or until rows wait too long for it.
+    async fn stand_by(&mut self) {
+        let ctx = Arc::clone(&self.ctx);
+        ctx.board.elsewhere(&self.source, true);
+        ctx.poller.unwatch(&self.source);
+        // Registered before the look, so that a change in between is not missed.
+        let changed = ctx.preference.changed();
+        if ctx.preference.is_ours(&self.source) {
+            ctx.board.elsewhere(&self.source, false);
+            self.look_at_everything();
+            return;
+        }
+        tokio::select! {
+            Some(finished) = self.passes.join_next() => return self.finished(finished),
+            () = changed => {}
+            () = ctx.stop.cancelled() => return,
+            () = tokio::time::sleep(STAND_BY_INTERVAL.mul_f64(0.8 + 0.4 * rand::random::<f64>())) => {
+                match ctx.store.heads(&self.source, STAND_BY_ROWS).await {
+                    Ok(heads) => {
+                        let waiting = super::maintenance::oldest_ready(self.rules.policy, &heads);
+                        if waiting.is_none_or(|seconds| seconds < TAKE_OVER_AFTER.as_secs_f64()) {
+                            return;
+                        }
+                        info!(source = &*self.source, "rows wait although another relay holds this source: helping");
+                        self.helping_until = Instant::now() + HELP_FOR;
+                    }
+                    Err(error) => return self.store_failed(&error),
+                }
+            }
+        }
+        if ctx.preference.is_ours(&self.source) || Instant::now() < self.helping_until {
+            ctx.board.elsewhere(&self.source, false);
+            self.look_at_everything();
+        }
+    }
+
+    /// Forgets what memory says about when to look.
+    fn look_at_everything(&mut self) {
+        self.lanes.wake_all();
+        self.sweeps.demand_full(Instant::now());
+        self.poll_interval = self.ctx.config.relay.poll_interval_min;
     }
 
     async fn wait_for_gate(&mut self) {

@@ -19,6 +19,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use tokio_postgres::Row;
+use tokio_postgres::types::Type;
 
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
@@ -107,6 +108,16 @@ impl Store {
         Ok(Listening { _connection: connection, listener })
     }
 
+    /// Opens the connection that holds the advisory locks of the sources this relay serves; closing it frees them.
+    ///
+    /// # Errors
+    /// As [`Db::dedicated`].
+    pub async fn locks(&self) -> Result<Locks, StoreError> {
+        let (connection, _) = self.db.dedicated().await?;
+        let table = qualified(&self.schema, &self.table);
+        Ok(Locks { connection, table, bound: self.bound })
+    }
+
     fn known(&self) -> Option<Known> {
         self.known.read().expect("no code panics while it holds this lock").clone()
     }
@@ -138,5 +149,32 @@ impl Listening {
     /// The next source whose rows changed, empty for all; `None` when the connection is gone. Cancel-safe.
     pub async fn next(&mut self) -> Option<String> {
         self.listener.next().await.map(|notification| notification.payload)
+    }
+}
+
+/// A connection that holds advisory locks.
+#[derive(Debug)]
+pub struct Locks {
+    connection: Dedicated,
+    table: String,
+    bound: Duration,
+}
+
+impl Locks {
+    /// Tries the locks of these sources and returns those it got. Never waits for another session.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the connection, and every lock with it, may be gone.
+    pub async fn try_lock(&self, sources: &[Arc<str>]) -> Result<Vec<String>, StoreError> {
+        let sources: Vec<&str> = sources.iter().map(|source| &**source).collect();
+        let params: [Param<'_>; 2] = [(&sources, Type::TEXT_ARRAY), (&self.table, Type::TEXT)];
+        let rows = self.connection.query(include_str!("sql/prefer.sql"), &params, self.bound).await?;
+        let mut ours = Vec::new();
+        for row in &rows {
+            if row.try_get("ours")? {
+                ours.push(row.try_get("source")?);
+            }
+        }
+        Ok(ours)
     }
 }

@@ -48,7 +48,7 @@ fn sources() -> Vec<(PathBuf, Vec<String>)> {
         for entry in std::fs::read_dir(directory).expect("src can be read") {
             let file = entry.expect("src can be read").path();
             let stem = file.file_stem().and_then(|stem| stem.to_str()).expect("names are UTF-8").to_owned();
-            let inner = [path, &[stem.clone()]].concat();
+            let inner = [path, std::slice::from_ref(&stem)].concat();
             if file.is_dir() {
                 walk(&file, &inner, found);
             } else if file.extension().is_some_and(|extension| extension == "rs") {

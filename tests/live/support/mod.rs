@@ -5,6 +5,7 @@
 // Each test uses some of this; what none uses today is here for the next one.
 #![allow(dead_code)]
 
+pub mod acls;
 pub mod daemon;
 pub mod database;
 pub mod feed;
