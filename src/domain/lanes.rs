@@ -152,6 +152,7 @@ pub struct Lanes {
     rows_next: bool,
     /// Entries whose state no longer says the same `probe_at` are passed over.
     parked: BTreeSet<(Instant, Lane)>,
+    /// Rows seen in lanes that wait in `ready_keys` and `ready_rows`.
     rows_ready: usize,
     retries_in_flight: usize,
     overflowed: bool,
@@ -189,10 +190,13 @@ impl Lanes {
         }
     }
 
-    /// Rows seen in lanes that can be claimed now.
+    /// Rows seen in lanes that can be claimed now: 0 exactly when [`Self::next_request`] has none.
+    ///
+    /// Lanes whose head was attempted before wait for each other; they count as the one row that can go, so that a crowd of them
+    /// keeps nobody from looking further.
     #[must_use]
     pub fn rows_ready(&self) -> usize {
-        self.rows_ready
+        self.rows_ready + usize::from(self.retries_in_flight == 0 && !self.ready_retries.is_empty())
     }
 
     /// Lanes remembered.
@@ -235,7 +239,9 @@ impl Lanes {
                 Some(State::Ready(waiting)) => {
                     let before = waiting.rows;
                     waiting.see(glimpse.position);
-                    self.rows_ready += waiting.rows - before;
+                    if !waiting.retry {
+                        self.rows_ready += waiting.rows - before;
+                    }
                 }
                 Some(State::Parked { waiting, probe_at }) => {
                     // The head decides whether the lane can be claimed; a row at or before it is news.
@@ -316,7 +322,9 @@ impl Lanes {
     }
 
     fn dispatch(&mut self, lane: Lane, waiting: Waiting) {
-        self.rows_ready -= waiting.rows;
+        if !waiting.retry {
+            self.rows_ready -= waiting.rows;
+        }
         self.states.insert(lane, State::InFlight { asked: waiting, dirty: false });
     }
 
@@ -376,16 +384,17 @@ impl Lanes {
     }
 
     fn make_ready(&mut self, lane: Lane, waiting: Waiting) {
-        self.rows_ready += waiting.rows;
+        // STREAMCLAIM itself claims an attempted head alone.
+        let waiting = Waiting { retry: waiting.retry && lane != Lane::Source, ..waiting };
         let queue = match &lane {
-            // STREAMCLAIM itself claims an attempted head alone.
-            Lane::Source => &mut self.ready_keys,
-            Lane::Key(_) | Lane::Row(_) if waiting.retry => &mut self.ready_retries,
-            Lane::Key(_) => &mut self.ready_keys,
+            Lane::Key(_) | Lane::Row(_) | Lane::Source if waiting.retry => &mut self.ready_retries,
+            Lane::Key(_) | Lane::Source => &mut self.ready_keys,
             Lane::Row(_) => &mut self.ready_rows,
         };
         queue.push_back(lane.clone());
-        let waiting = Waiting { retry: waiting.retry && lane != Lane::Source, ..waiting };
+        if !waiting.retry {
+            self.rows_ready += waiting.rows;
+        }
         self.states.insert(lane, State::Ready(waiting));
     }
 

@@ -41,6 +41,8 @@ pub struct Sweeps {
     late_from: PgTime,
     next_full_at: Instant,
     next_late_at: Instant,
+    /// When another full sweep was asked for since the last one began: what is under way may have passed those rows already.
+    again_at: Option<Instant>,
 }
 
 impl Sweeps {
@@ -53,6 +55,7 @@ impl Sweeps {
             late_from: PgTime::NEG_INFINITY,
             next_full_at: now,
             next_late_at: now,
+            again_at: None,
         }
     }
 
@@ -88,7 +91,7 @@ impl Sweeps {
 
     /// Asks for a full sweep at once.
     pub fn demand_full(&mut self, now: Instant) {
-        self.next_full_at = now;
+        self.full_by(now);
     }
 
     /// Where a poll must look so that it misses nothing the next sweep would find.
@@ -105,6 +108,9 @@ impl Sweeps {
             SweepKind::Tail => self.tail,
         };
         self.current = Some((kind, from, late_floor, took));
+        if kind == SweepKind::Full {
+            self.again_at = None;
+        }
     }
 
     /// Takes in a page: its last row, and whether it was full (so that another follows).
@@ -123,9 +129,12 @@ impl Sweeps {
             SweepKind::Tail => {}
             SweepKind::Late | SweepKind::Full => {
                 self.late_from = PgTime(late_floor.0.saturating_sub(LATE_MARGIN_MICROS));
-                self.next_late_at = now + spent * LATE_COST_FACTOR;
-                if kind == SweepKind::Full {
-                    self.next_full_at = now + (spent * FULL_COST_FACTOR).clamp(FULL_INTERVAL_MIN, FULL_INTERVAL_MAX);
+                if kind == SweepKind::Late {
+                    self.next_late_at = now + spent * LATE_COST_FACTOR;
+                } else {
+                    // What a full sweep costs says nothing about what a late one will.
+                    let next = now + (spent * FULL_COST_FACTOR).clamp(FULL_INTERVAL_MIN, FULL_INTERVAL_MAX);
+                    self.next_full_at = self.again_at.map_or(next, |again| again.min(next));
                 }
             }
         }
@@ -133,7 +142,12 @@ impl Sweeps {
 
     /// A lane did not fit into memory.
     pub fn overflowed(&mut self, now: Instant) {
-        self.next_full_at = self.next_full_at.min(now + FULL_INTERVAL_OVERFLOWED);
+        self.full_by(now + FULL_INTERVAL_OVERFLOWED);
+    }
+
+    fn full_by(&mut self, at: Instant) {
+        self.next_full_at = self.next_full_at.min(at);
+        self.again_at = Some(self.again_at.map_or(at, |before| before.min(at)));
     }
 
     /// The connection was lost, or the sweep could not go on: begin again from the start.
