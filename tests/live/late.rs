@@ -11,7 +11,7 @@ use crate::support::topics::{TopicReader, fresh_topic, read_topic};
 use crate::support::{LONG, services, wait_until};
 
 /// Well below the fifteen seconds after which the next full sweep finds everything, and well above a poll of 250 ms.
-const POLLED: Duration = Duration::from_secs(5);
+const POLLED: Duration = Duration::from_secs(10);
 /// A full sweep of a small table comes every fifteen seconds.
 const SWEPT: Duration = Duration::from_secs(30);
 

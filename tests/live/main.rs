@@ -5,4 +5,5 @@ mod publish;
 mod relay;
 mod schema;
 mod smoke;
+mod stop;
 mod support;

@@ -14,6 +14,7 @@ pub mod services;
 pub mod session;
 pub mod store;
 pub mod topics;
+pub mod victims;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
