@@ -70,11 +70,31 @@ impl Db {
     /// # Errors
     /// [`StoreError`]; after a timeout it is not known whether the statement took effect.
     pub async fn query(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Vec<Row>, StoreError> {
+        self.query_timed(sql, params, bound).await.map(|(rows, _)| rows)
+    }
+
+    /// [`Db::query`], and how long its answer took once there was a connection: a measure of what the statement costs.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn query_timed(
+        &self,
+        sql: &str,
+        params: &[Param<'_>],
+        bound: Duration,
+    ) -> Result<(Vec<Row>, Duration), StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
+<<<<<<< HEAD
         let answer =
             timeout_at(deadline, self.inner.connector.plan.query(&lease.connection()?.client, sql, params, bound));
         lease.finish(answer.await, bound)
+=======
+        let started = Instant::now();
+        let answer = timeout_at(deadline, self.inner.connector.plan.query(&lease.connection()?.client, sql, params));
+        let rows = lease.finish(answer.await, bound)?;
+        Ok((rows, started.elapsed()))
+>>>>>>> w-e2e
     }
 
     /// Runs a statement that returns at most one row.

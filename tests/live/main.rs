@@ -3,9 +3,11 @@
 mod claim;
 mod db;
 mod enqueue;
+mod late;
 mod migrate;
 mod publish;
 mod relay;
 mod schema;
 mod smoke;
+mod stop;
 mod support;
