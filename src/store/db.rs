@@ -85,16 +85,11 @@ impl Db {
     ) -> Result<(Vec<Row>, Duration), StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
-<<<<<<< HEAD
-        let answer =
-            timeout_at(deadline, self.inner.connector.plan.query(&lease.connection()?.client, sql, params, bound));
-        lease.finish(answer.await, bound)
-=======
         let started = Instant::now();
-        let answer = timeout_at(deadline, self.inner.connector.plan.query(&lease.connection()?.client, sql, params));
+        let plan = &self.inner.connector.plan;
+        let answer = timeout_at(deadline, plan.query(&lease.connection()?.client, sql, params, bound));
         let rows = lease.finish(answer.await, bound)?;
         Ok((rows, started.elapsed()))
->>>>>>> w-e2e
     }
 
     /// Runs a statement that returns at most one row.
