@@ -56,6 +56,8 @@ pub(super) async fn publish(publisher: &KafkaPublisher, batch: &Batch) -> Vec<(U
     tokio::select! {
         outcomes = &mut lanes => return outcomes,
         () = call.resolve() => {}
+        // The other half of the last part is for finding out whose fault it is.
+        () = sleep(call.schedule.part / 2) => {}
     }
     call.abandoned.cancel();
     lanes.await
@@ -328,7 +330,7 @@ impl<'a> Call<'a> {
             // Written, whatever became of the answer.
             (None, _) | (Some(_), Persisted::Yes) => {
                 handed.generation.acked();
-                self.note_acked(message.outbox_id, record.topic, partition);
+                self.note_acked(message.outbox_id, record.topic, partition, handed.at);
                 return Tried::Outcome(Outcome::Acked { partition, offset });
             }
         };
@@ -339,8 +341,7 @@ impl<'a> Call<'a> {
                 if handed.side == Side::Broker {
                     self.note_refused(message.outbox_id, record.topic);
                     if code == Code::MessageSizeTooLarge {
-                        let blueprint = self.publisher.careful.blueprint();
-                        about.topic_bytes_max = self.publisher.limits.bytes_max(blueprint, record.topic).await;
+                        about.topic_bytes_max = self.topic_bytes_max(record.topic).await;
                     }
                 }
                 Outcome::Rejected(Rejection::new(word, codes::rejection_detail(code, &about)))
@@ -388,38 +389,35 @@ impl<'a> Call<'a> {
             let error = format!("kafka.stopping: client: topic {topic}: no answer before the relay stopped; {fate}");
             return setback(persisted, Blame::Stop, error, Duration::ZERO);
         }
-        let silence = self.publisher.faults.lock().silent(
-            message.outbox_id,
-            topic,
-            partition,
-            handed.at,
-            Instant::now(),
-            rand::random(),
-        );
-        let waited = Instant::now().saturating_duration_since(handed.at).as_millis();
+        let now = Instant::now();
+        let silence = match self.publisher.faults.lock().silent(topic, handed.at, now) {
+            Silence::Unclear => None,
+            clear @ (Silence::Partition | Silence::Topic | Silence::Cluster) => Some(clear),
+        };
+        let silence = match silence {
+            Some(silence) => silence,
+            None if self.cluster_answers().await => Silence::Topic,
+            None => Silence::Cluster,
+        };
+        let waited = now.saturating_duration_since(handed.at).as_millis();
         let text =
             |what: &str| format!("kafka.timed_out: broker: topic {topic}: no answer in {waited} ms {what}; {fate}");
-        let silence = match silence {
-            Silence::Unclear if self.cluster_answers().await => Silence::Topic,
-            Silence::Unclear => Silence::Cluster,
-            clear @ (Silence::Row | Silence::Rest { .. } | Silence::Topic | Silence::Cluster) => clear,
-        };
-        match silence {
-            Silence::Row => {
-                let error = text("while its partition answered others, for the third time: the row is suspect");
-                setback(persisted, Blame::Row, error, Duration::ZERO)
-            }
-            Silence::Rest { pause } => setback(persisted, Blame::Topic, text("while the topic answered others"), pause),
-            Silence::Topic => {
-                let error = text("while the cluster answered; look at the topic's leaders and in-sync replicas");
-                with(persisted, self.park(topic, handed.at, error))
-            }
-            Silence::Cluster | Silence::Unclear => {
-                let error = text("and nothing else was answered; check [kafka] brokers, the network and the brokers");
-                self.note_cluster_failed(&error);
-                setback(persisted, Blame::Cluster, error, SHORT_REST)
-            }
+        if silence == Silence::Cluster {
+            let error = text("and nothing else was answered; check [kafka] brokers, the network and the brokers");
+            self.note_cluster_failed(&error);
+            return setback(persisted, Blame::Cluster, error, SHORT_REST);
         }
+        let rest =
+            self.publisher.faults.lock().suspect(message.outbox_id, topic, partition, handed.at, now, rand::random());
+        let Some(pause) = rest else {
+            let error = text("while its partition answered later records, for the third time: the row is suspect");
+            return setback(persisted, Blame::Row, error, Duration::ZERO);
+        };
+        if silence == Silence::Partition {
+            return setback(persisted, Blame::Topic, text("while the topic answered others"), pause);
+        }
+        let error = text("while the cluster answered; look at the topic's leaders and in-sync replicas");
+        with(persisted, self.park(topic, handed.at, error))
     }
 
     /// The client died under this record: another one takes over, and the record goes again if it surely was not written.
@@ -468,7 +466,7 @@ impl<'a> Call<'a> {
         // Records that were never sent first: most that wait for a partition without a leader are among them, and letting go
         // of those disturbs no other call.
         generation.purge(false).await;
-        sleep(part / 8).await;
+        sleep(part / 16).await;
         // What is left was sent and not answered. The client that sent it is replaced: who knows what its connection holds.
         let until = Instant::now() + part / 8;
         if !client.rebuild(&generation, "records in flight got no answer in time", until).await {
@@ -492,6 +490,12 @@ impl<'a> Call<'a> {
         *self.cluster_answers.get_or_init(ask).await
     }
 
+    /// The topic's own limit, when it can be had in time.
+    async fn topic_bytes_max(&self, topic: &str) -> Option<usize> {
+        let look = self.publisher.limits.bytes_max(self.publisher.careful.blueprint(), topic);
+        tokio::time::timeout_at(self.schedule.resolve_at.into(), look).await.ok()?
+    }
+
     fn about<'t>(&self, side: Side, topic: &'t str, octets: usize) -> About<'t> {
         About { side, topic, octets, message_bytes_max: self.publisher.message_bytes_max, topic_bytes_max: None }
     }
@@ -509,8 +513,8 @@ impl<'a> Call<'a> {
         Setback { blame: Blame::Topic, error, pause: parking.pause }
     }
 
-    fn note_acked(&self, id: Uuid, topic: &str, partition: i32) {
-        if self.publisher.faults.lock().acked(id, topic, partition, Instant::now()) {
+    fn note_acked(&self, id: Uuid, topic: &str, partition: i32, handed_over: Instant) {
+        if self.publisher.faults.lock().acked(id, topic, partition, handed_over, Instant::now()) {
             tracing::info!(topic, "the topic takes records again");
         }
     }

@@ -427,28 +427,36 @@ impl Client {
     }
 
     /// Replaces a client and purges it, so that every record it holds gets its report. The first of several callers who saw
-    /// the same client does it. Returns whether another client is there; building may have to wait its turn past `until`.
+    /// the same client does it. Returns whether another client is there by `until`; building may have to wait its turn.
     pub(super) async fn rebuild(&self, seen: &Arc<Generation>, why: &str, until: Instant) -> bool {
-        let mut rebuilding = self.rebuilding.lock().await;
-        if self.current().number != seen.number {
-            return true;
-        }
-        if let Some(not_before) = rebuilding.not_before {
-            if not_before > until {
-                return false;
+        let rebuild = self.rebuild_in_turn(seen, why, until);
+        tokio::time::timeout_at(until.into(), rebuild).await.unwrap_or(false)
+    }
+
+    async fn rebuild_in_turn(&self, seen: &Arc<Generation>, why: &str, until: Instant) -> bool {
+        let mut rebuilding = loop {
+            let rebuilding = self.rebuilding.lock().await;
+            if self.current().number != seen.number {
+                return true;
             }
-            tokio::time::sleep_until(not_before.into()).await;
-        }
+            match rebuilding.not_before {
+                Some(not_before) if not_before > until => return false,
+                Some(not_before) if not_before > Instant::now() => {
+                    // Not with the lock: others may have less time.
+                    drop(rebuilding);
+                    tokio::time::sleep_until(not_before.into()).await;
+                }
+                Some(_) | None => break rebuilding,
+            }
+        };
         let (blueprint, purpose, faults, number) =
             (self.blueprint.clone(), self.purpose, self.faults.clone(), seen.number + 1);
         let built = spawn_blocking(move || Generation::build(&blueprint, purpose, faults, number)).await;
         rebuilding.fruitless = if seen.has_acked.load(Ordering::Relaxed) { 0 } else { rebuilding.fruitless + 1 };
-        if rebuilding.fruitless > 0 {
-            let pause = REBUILD_PAUSE * 2_u32.saturating_pow(rebuilding.fruitless.min(10));
-            rebuilding.not_before = Some(Instant::now() + pause.min(REBUILD_PAUSE_MAX));
-        } else {
-            rebuilding.not_before = None;
-        }
+        rebuilding.not_before = rebuilding.fruitless.checked_sub(1).map(|doublings| {
+            let pause = REBUILD_PAUSE * 2_u32.pow(doublings.min(10));
+            Instant::now() + pause.min(REBUILD_PAUSE_MAX)
+        });
         let problem = match built {
             Ok(Ok(next)) => {
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
@@ -468,8 +476,8 @@ impl Client {
         false
     }
 
-    /// Whether the cluster answers a new connection. A connection of our own may be stuck behind a request, so this one is
-    /// built for the question and then dropped.
+    /// Whether the cluster answers a new connection, within the bound. A connection of our own may be stuck behind a request,
+    /// so this one is built for the question and then dropped.
     pub(super) async fn ask_cluster(&self, bound: Duration) -> Result<(), String> {
         let (answer, answered) = oneshot::channel();
         let blueprint = self.blueprint.clone();
@@ -478,14 +486,13 @@ impl Client {
                 Ok(producer) => producer,
                 Err(error) => return drop(answer.send(Err(format!("kafka.client_failed: client: {error}")))),
             };
-            let _ = answer.send(ask_cluster(&producer, bound));
+            // A part of the time is for building the client, and for saying why nobody answered.
+            let _ = answer.send(ask_cluster(&producer, bound * 4 / 5));
             // Dropping the client takes a moment, and the answer does not wait for it.
         });
-        let nobody = || Err(format!("kafka.unreachable: client: no broker answered within {bound:?}"));
-        // Building a client takes a moment too.
-        match tokio::time::timeout(bound + Duration::from_millis(500), answered).await {
+        match tokio::time::timeout(bound, answered).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) | Err(_) => nobody(),
+            Ok(Err(_)) | Err(_) => Err(format!("kafka.unreachable: client: no broker answered within {bound:?}")),
         }
     }
 }
