@@ -649,8 +649,7 @@ async fn publish_parks_a_topic_without_a_leader() {
         .map(|n| row(if n % 2 == 0 { "leaderless" } else { "led" }, Some(&format!("k{}", n % 4)), &format!("m{n}")))
         .collect();
     // Two lanes on each topic.
-    let outcomes = publish(&publisher, &batch(Policy::PerKeyHeadOfLine, rows.clone(), Duration::from_secs(5))).await;
-    println!("{:#?}", outcomes);
+    let outcomes = publish(&publisher, &batch(Policy::PerKeyHeadOfLine, rows.clone(), Duration::from_secs(10))).await;
     let expected = ["Topic", "acked", "Topic", "acked", "Lane", "acked"];
     for (outcome, expected) in outcomes.iter().zip(expected) {
         assert!(short(outcome).contains(expected), "{outcome:?}");

@@ -91,7 +91,7 @@ struct Call<'a> {
     resolving: CancellationToken,
     /// Set when even the purge brought no report.
     abandoned: CancellationToken,
-    /// Whether the cluster answers a new connection, asked at most once.
+    /// Whether the cluster answers, asked at most once.
     cluster_answers: OnceCell<bool>,
 }
 
@@ -441,7 +441,17 @@ impl<'a> Call<'a> {
 
     /// Returns when what is still on its way has to be purged: at the schedule's time, or some while after a stop.
     async fn time_is_up(&self) {
-        let resolve_at = self.schedule.resolve_at;
+        let scheduled = async {
+            let Schedule { hand_over_until, resolve_at, part } = self.schedule;
+            sleep_until(hand_over_until.into()).await;
+            // Records are late. Unless the cluster acknowledges others, the question whose fault that is will come up, and a
+            // new connection takes its time: asked now, the answer is there when it is needed.
+            let recently = hand_over_until.checked_sub(part).unwrap_or(hand_over_until);
+            if !self.publisher.faults.lock().was_acked_since(recently) {
+                self.cluster_answers().await;
+            }
+            sleep_until(resolve_at.into()).await;
+        };
         let stopped = async {
             tokio::select! {
                 () = self.batch.stop.cancelled() => {}
@@ -452,7 +462,7 @@ impl<'a> Call<'a> {
             sleep(if no_broker_is_up { wait.min(STOP_WAIT_WITHOUT_BROKER) } else { wait }).await;
         };
         tokio::select! {
-            () = sleep_until(resolve_at.into()) => {}
+            () = scheduled => {}
             () = stopped => {}
         }
     }
@@ -475,16 +485,33 @@ impl<'a> Call<'a> {
         sleep(part / 4).await;
     }
 
-    /// Whether the cluster answers a new connection.
+    /// Whether the cluster answers: over a connection that is there, or over a new one, since the one that is there may be stuck
+    /// behind a request.
     async fn cluster_answers(&self) -> bool {
-        let bound = (self.schedule.part / 2).max(Duration::from_millis(100));
         let ask = || async {
-            match self.publisher.careful.ask_cluster(bound).await {
-                Ok(()) => true,
-                Err(reason) => {
-                    tracing::debug!("the cluster does not answer: {reason}");
-                    false
+            let now = Instant::now();
+            let Schedule { resolve_at, part, .. } = self.schedule;
+            let until = if now < resolve_at { resolve_at } else { resolve_at + part };
+            let bound = until.saturating_duration_since(now);
+            let client = &self.publisher.careful;
+            let mut topics = self.batch.messages.iter().map(|message| message.destination.as_str());
+            let here = async {
+                match topics.find(|topic| record::is_legal_topic(topic)) {
+                    Some(topic) => client.current().ask_about(topic, bound).await.is_ok(),
+                    None => false,
                 }
+            };
+            let anew = async {
+                let answer = client.ask_cluster(bound).await;
+                if let Err(reason) = &answer {
+                    tracing::debug!("the cluster does not answer a new connection: {reason}");
+                }
+                answer.is_ok()
+            };
+            let (mut here, mut anew) = (pin!(here), pin!(anew));
+            tokio::select! {
+                answers = &mut here => answers || anew.await,
+                answers = &mut anew => answers || here.await,
             }
         };
         *self.cluster_answers.get_or_init(ask).await

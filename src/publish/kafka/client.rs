@@ -156,6 +156,8 @@ impl Blueprint {
             Purpose::Question => {
                 config.set("enable.idempotence", "false");
                 config.set("statistics.interval.ms", "0");
+                // To every broker at once: the next one after a dead one would have its turn a second later.
+                config.set("enable.sparse.connections", "false");
                 config.remove("enable.gapless.guarantee");
             }
         }

@@ -305,6 +305,12 @@ impl Faults {
         }
     }
 
+    /// Whether anything was acknowledged since.
+    #[must_use]
+    pub fn was_acked_since(&self, since: Instant) -> bool {
+        self.last_ack.is_some_and(|at| at >= since)
+    }
+
     /// Whether the topic has taken a record before.
     #[must_use]
     pub fn is_familiar(&self, topic: &str) -> bool {
