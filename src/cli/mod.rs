@@ -1,3 +1,6 @@
 //! The command line.
+//!
+//! Nothing here ever decides what happens to a message.
 
+pub mod config;
 pub mod demo;

@@ -1,5 +1,7 @@
-//! Tests that need no services.
+//! Tests without services: seconds, on any machine.
 
 mod codes;
+mod config;
 mod faults;
+mod layering;
 mod record;

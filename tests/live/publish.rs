@@ -35,6 +35,7 @@ fn kafka(brokers: &str) -> config::Kafka {
     config::Kafka {
         brokers: brokers.split(',').map(str::to_owned).collect(),
         message_bytes_max: CLIENT_BYTES_MAX,
+        topic_fault_dead_after: None,
         properties: [("statistics.interval.ms".to_owned(), config::Secret::new("1000"))].into(),
         property_files: [].into(),
     }

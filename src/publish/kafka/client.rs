@@ -3,7 +3,6 @@
 //! Nothing here ever judges a code, decides what a row becomes, or blocks the caller: what blocks in librdkafka (purge, flush,
 //! metadata, drop) runs on threads for that. `rd_kafka_message_produce_errstr` is never called: its text may dangle.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use tokio::task::spawn_blocking;
 
 use super::codes::{self, Class};
 use super::faults::Faults;
-use crate::config::{self, Secret};
+use crate::config;
 use crate::domain::record::Record;
 
 /// How many characters of a text of librdkafka's are kept.
@@ -56,15 +55,8 @@ pub enum ClientError {
         reason: String,
     },
     /// The file that holds a property's value cannot be read.
-    #[error("[kafka.property_files] {name}: cannot read {}: {error}", path.display())]
-    PropertyFile {
-        /// The property's name.
-        name: String,
-        /// The file.
-        path: PathBuf,
-        /// What reading it said.
-        error: std::io::Error,
-    },
+    #[error(transparent)]
+    Setting(#[from] config::SettingError),
     /// librdkafka does not take the properties together.
     #[error("[kafka]: librdkafka cannot build a client: {0}")]
     Creation(String),
@@ -96,51 +88,20 @@ pub(super) enum Purpose {
 #[derive(Debug, Clone)]
 pub(super) struct Blueprint {
     kafka: config::Kafka,
-    client_id: String,
     message_timeout: Duration,
 }
 
 impl Blueprint {
     pub(super) fn new(kafka: &config::Kafka, relay: &config::Relay) -> Self {
-        let client_id = format!("keiro-relay-{}", relay.instance);
-        Self { kafka: kafka.clone(), client_id, message_timeout: message_timeout(relay) }
+        Self { kafka: kafka.clone(), message_timeout: message_timeout(relay) }
     }
 
     /// Every property of a client; reads the files that hold secrets, so that a rotated one counts from the next client on.
     fn config(&self, purpose: Purpose) -> Result<ClientConfig, ClientError> {
-        // Defaults that the user's properties may override.
-        let mut properties: Vec<(String, Secret)> = [
-            ("client.id", self.client_id.as_str()),
-            ("compression.type", "lz4"),
-            ("reconnect.backoff.max.ms", "1000"),
-            ("socket.keepalive.enable", "true"),
-            // A topic that does not exist yet is noticed this long after it was first asked for.
-            ("topic.metadata.propagation.max.ms", "5000"),
-            ("queue.buffering.max.kbytes", "262144"),
-            ("statistics.interval.ms", "5000"),
-        ]
-        .map(|(name, value)| (name.to_owned(), Secret::new(value)))
-        .to_vec();
-        properties.extend(self.kafka.properties.clone());
-        for (name, path) in &self.kafka.property_files {
-            let value = std::fs::read_to_string(path).map_err(|error| ClientError::PropertyFile {
-                name: name.clone(),
-                path: path.clone(),
-                error,
-            })?;
-            properties.push((name.clone(), Secret::new(value.trim_end_matches(['\r', '\n']))));
-        }
         let mut config = ClientConfig::new();
-        for (name, value) in &properties {
+        for (name, value) in self.kafka.client_properties()? {
             config.set(name, value.expose());
         }
-        // Ours, whatever else was said. Aliases go first: librdkafka would take whichever comes last.
-        for alias in ["metadata.broker.list", "queue.buffering.max.ms", "request.required.acks", "delivery.timeout.ms"]
-        {
-            config.remove(alias);
-        }
-        config.set("bootstrap.servers", self.kafka.brokers.join(","));
-        config.set("message.max.bytes", self.kafka.message_bytes_max.to_string());
         config.set("acks", "all");
         config.set("message.timeout.ms", self.message_timeout.as_millis().to_string());
         // As Java clients do, so that a key lands where other producers of the topic put it.
@@ -151,6 +112,8 @@ impl Blueprint {
                 // Off: a refused record would be fatal for the client, and here every lane waits for its own record anyway.
                 config.set("enable.gapless.guarantee", "false");
                 config.set("batch.num.messages", "1");
+                // Under either name the user may have set it: librdkafka would take whichever comes last.
+                config.remove("queue.buffering.max.ms");
                 config.set("linger.ms", "0");
             }
             Purpose::Question => {
@@ -173,10 +136,10 @@ impl Blueprint {
 /// How long librdkafka may keep a record. Our own deadline comes first, always; this one holds for a process that was stopped
 /// and wakes: what it still has must not go out after the lease ended and someone else took the row (design §3.4).
 ///
-/// A record is handed over by `publish_timeout` after the claim, so it may go out until twice that plus this margin.
+/// A record is handed over up to `publish_timeout` after the claim, so the last one may go out until twice that plus the margin;
+/// the configuration keeps three times as much below the lease.
 fn message_timeout(relay: &config::Relay) -> Duration {
-    let room = relay.publishing_timeout.saturating_sub(relay.publish_timeout * 2);
-    relay.publish_timeout + (room / 2).min(Duration::from_secs(5))
+    relay.publish_timeout + config::LEASE_MARGIN
 }
 
 /// What became of a record that was handed over.
