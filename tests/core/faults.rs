@@ -32,7 +32,7 @@ fn a_topic_that_fails_rests_longer_each_time_up_to_a_minute() {
         let parking = faults.topic_failed("t", now, "kafka.unknown_topic: …", now, MIDDLE);
         assert_eq!(parking.pause, seconds(expected));
         assert_eq!(parking.is_new, expected == 1);
-        let just_before = now + seconds(expected) - Duration::from_millis(1);
+        let just_before = now + Duration::from_millis(expected * 1000 - 1);
         let held = Admission::Held { pause: Duration::from_millis(1), reason: "kafka.unknown_topic: …".into() };
         assert_eq!(faults.admit("t", just_before), held);
         assert_eq!(faults.admit("u", just_before), Admission::Free, "another topic is not concerned");
@@ -149,9 +149,10 @@ fn a_slow_partition_makes_no_row_suspect() {
     let (mut faults, mut now) = connected();
     for time in 0..10 {
         // It acknowledges all the time, but only what came before.
-        faults.acked(OTHER, "t", 4, now - seconds(20), now + seconds(29));
-        assert_eq!(faults.suspect(ROW, "t", 4, now, now + seconds(30), MIDDLE), Some(seconds((1 << time).min(60))));
-        now += seconds(31);
+        let (other_at, row_at, end) = (now, now + seconds(1), now + seconds(30));
+        faults.acked(OTHER, "t", 4, other_at, end);
+        assert_eq!(faults.suspect(ROW, "t", 4, row_at, end, MIDDLE), Some(seconds((1 << time).min(60))));
+        now = end;
     }
 }
 
@@ -199,7 +200,7 @@ fn the_problem_says_what_stands_against_publishing() {
     assert_eq!(faults.problem(start), None);
     // A broker that closes an idle connection is no outage.
     faults.brokers_up(0, start);
-    assert_eq!(faults.problem(start + DOWN_GRACE - Duration::from_millis(1)), None);
+    assert_eq!(faults.problem(start + DOWN_GRACE.mul_f64(0.99)), None);
     begins(&faults, start + DOWN_GRACE, "kafka.unreachable: ");
     faults.answered();
     assert_eq!(faults.problem(start + DOWN_GRACE), None);

@@ -215,7 +215,7 @@ impl<'a> Call<'a> {
     /// Publishes one row.
     async fn publish_row(&self, message: &Message) -> Outcome {
         if let Some(barred) = self.barred() {
-            return self.not_handed_over(barred);
+            return Self::not_handed_over(barred);
         }
         let record = match record::build(message) {
             Ok(record) => record,
@@ -247,7 +247,7 @@ impl<'a> Call<'a> {
     async fn try_row(&self, message: &Message, record: &Record<'_>) -> Tried {
         match self.hand_over(message, record).await {
             Ok(handed) => self.judge(message, record, &handed).await,
-            Err(barred) => Tried::Outcome(self.not_handed_over(barred)),
+            Err(barred) => Tried::Outcome(Self::not_handed_over(barred)),
         }
     }
 
@@ -307,7 +307,7 @@ impl<'a> Call<'a> {
         self.batch.stop.is_cancelled() || self.publisher.closed.is_cancelled()
     }
 
-    fn not_handed_over(&self, barred: Barred) -> Outcome {
+    fn not_handed_over(barred: Barred) -> Outcome {
         match barred {
             Barred::Stopping => {
                 let error = "kafka.stopping: client: the relay stopped before this row's turn".to_owned();
@@ -367,7 +367,7 @@ impl<'a> Call<'a> {
             Class::Late | Class::Purged => self.judge_silence(message, record, handed).await,
             Class::QueueFull => return Tried::Again,
             Class::Unlisted(word) => {
-                let error = bounded(codes::fault_text(&word, code, &about));
+                let error = bounded(&codes::fault_text(&word, code, &about));
                 match persisted {
                     Persisted::Possibly => setback(persisted, Blame::Row, error, Duration::ZERO),
                     Persisted::No | Persisted::Yes => Outcome::Failed { error },
@@ -529,7 +529,7 @@ impl<'a> Call<'a> {
 
     /// Parks a topic and returns what that means for the row that found out.
     fn park(&self, topic: &str, handed_over: Instant, error: String) -> Setback {
-        let error = bounded(error);
+        let error = bounded(&error);
         let parking =
             self.publisher.faults.lock().topic_failed(topic, handed_over, &error, Instant::now(), rand::random());
         if parking.is_new {
@@ -568,9 +568,9 @@ fn with(persisted: Persisted, setback: Setback) -> Outcome {
 }
 
 fn setback(persisted: Persisted, blame: Blame, error: String, pause: Duration) -> Outcome {
-    with(persisted, Setback { blame, error: bounded(error), pause })
+    with(persisted, Setback { blame, error: bounded(&error), pause })
 }
 
-fn bounded(error: String) -> String {
-    outcome::last_error(&error)
+fn bounded(error: &str) -> String {
+    outcome::last_error(error)
 }

@@ -225,6 +225,7 @@ impl ProducerContext for Context {
             Ok(message) => (None, message),
             Err((error, message)) => (Some(error.rdkafka_error_code().unwrap_or(Code::Unknown)), message),
         };
+        #[expect(unsafe_code, reason = "the binding has no other way to rd_kafka_message_status")]
         // SAFETY: the pointer belongs to the delivery report event, which `message` keeps alive; the function only reads it.
         let status = unsafe { rd_kafka_message_status(message.ptr()) };
         let persisted = match status {
