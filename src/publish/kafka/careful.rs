@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -91,6 +92,8 @@ struct Call<'a> {
     resolving: CancellationToken,
     /// Set when even the purge brought no report.
     abandoned: CancellationToken,
+    /// Records handed over whose reports have not come.
+    in_flight: AtomicUsize,
     /// Whether the cluster answers, asked at most once.
     cluster_answers: OnceCell<bool>,
 }
@@ -139,6 +142,7 @@ impl<'a> Call<'a> {
             schedule: Schedule::new(now, batch.deadline),
             resolving: CancellationToken::new(),
             abandoned: CancellationToken::new(),
+            in_flight: AtomicUsize::new(0),
             cluster_answers: OnceCell::new(),
         }
     }
@@ -183,7 +187,7 @@ impl<'a> Call<'a> {
         let Class::Topic(word) = codes::classify(code) else { return None };
         let about = self.about(Side::Broker, topic, 0);
         let error = codes::fault_text(word, code, &about);
-        Some(self.park(topic, asked_at, error))
+        Some(self.park(topic, asked_at, &error))
     }
 
     /// Publishes the rows of a lane one after the other, up to the first that does not get through.
@@ -196,7 +200,7 @@ impl<'a> Call<'a> {
                 Some(pivot) => setback(
                     Persisted::No,
                     Blame::Lane,
-                    format!("kafka.held_back: client: behind {pivot} of its lane"),
+                    &format!("kafka.held_back: client: behind {pivot} of its lane"),
                     Duration::ZERO,
                 ),
                 None => self.publish_row(message).await,
@@ -224,7 +228,7 @@ impl<'a> Call<'a> {
         let admission = self.publisher.faults.lock().admit(record.topic, Instant::now());
         let _probe = match admission {
             Admission::Free => None,
-            Admission::Held { pause, reason } => return setback(Persisted::No, Blame::Topic, reason, pause),
+            Admission::Held { pause, reason } => return setback(Persisted::No, Blame::Topic, &reason, pause),
             Admission::Probe => {
                 let probe = Probe { publisher: self.publisher, topic: record.topic };
                 if let Some(fault) = self.ask_about(record.topic).await {
@@ -240,7 +244,7 @@ impl<'a> Call<'a> {
             }
         }
         let error = format!("kafka.client_lost: client: the client was lost under this record {HAND_OVERS_MAX} times");
-        setback(Persisted::No, Blame::Topic, error, SHORT_REST)
+        setback(Persisted::No, Blame::Topic, &error, SHORT_REST)
     }
 
     /// Hands the record over once and makes of its report what it means.
@@ -284,11 +288,14 @@ impl<'a> Call<'a> {
         // A record without a report may have been written.
         let lost =
             Report { code: Some(Code::MessageTimedOut), persisted: Persisted::Possibly, partition: -1, offset: -1 };
-        tokio::select! {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let report = tokio::select! {
             biased;
             report = report => report.unwrap_or(lost),
             () = self.abandoned.cancelled() => lost,
-        }
+        };
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        report
     }
 
     /// Whether nothing may be handed over now, and why.
@@ -310,14 +317,14 @@ impl<'a> Call<'a> {
     fn not_handed_over(barred: Barred) -> Outcome {
         match barred {
             Barred::Stopping => {
-                let error = "kafka.stopping: client: the relay stopped before this row's turn".to_owned();
+                let error = "kafka.stopping: client: the relay stopped before this row's turn";
                 setback(Persisted::No, Blame::Stop, error, Duration::ZERO)
             }
             // Nothing failed: the rows before it took all the time. It is due again at once.
             Barred::OutOfTime => {
                 let error = "kafka.out_of_time: client: the call's time was up before this row's turn; raise [relay] \
                              publish_timeout or lower batch_rows_max";
-                setback(Persisted::No, Blame::Topic, error.to_owned(), Duration::ZERO)
+                setback(Persisted::No, Blame::Topic, error, Duration::ZERO)
             }
         }
     }
@@ -347,13 +354,13 @@ impl<'a> Call<'a> {
                 Outcome::Rejected(Rejection::new(word, codes::rejection_detail(code, &about)))
             }
             Class::Topic(word) => {
-                let fault = self.park(record.topic, handed.at, codes::fault_text(word, code, &about));
+                let fault = self.park(record.topic, handed.at, &codes::fault_text(word, code, &about));
                 with(persisted, fault)
             }
             Class::Cluster(word) => {
                 let error = codes::fault_text(word, code, &about);
                 self.note_cluster_failed(&error);
-                setback(persisted, Blame::Cluster, error, SHORT_REST)
+                setback(persisted, Blame::Cluster, &error, SHORT_REST)
             }
             Class::Fatal => return self.replace_client(code, record, handed).await,
             Class::Purged if !self.resolving.is_cancelled() => {
@@ -362,14 +369,14 @@ impl<'a> Call<'a> {
                     return Tried::Again;
                 }
                 let error = format!("kafka.purged: client: topic {}: let go of while it was on its way", record.topic);
-                setback(persisted, Blame::Topic, error, Duration::ZERO)
+                setback(persisted, Blame::Topic, &error, Duration::ZERO)
             }
             Class::Late | Class::Purged => self.judge_silence(message, record, handed).await,
             Class::QueueFull => return Tried::Again,
             Class::Unlisted(word) => {
                 let error = bounded(&codes::fault_text(&word, code, &about));
                 match persisted {
-                    Persisted::Possibly => setback(persisted, Blame::Row, error, Duration::ZERO),
+                    Persisted::Possibly => setback(persisted, Blame::Row, &error, Duration::ZERO),
                     Persisted::No | Persisted::Yes => Outcome::Failed { error },
                 }
             }
@@ -387,7 +394,7 @@ impl<'a> Call<'a> {
         };
         if self.is_stopping() {
             let error = format!("kafka.stopping: client: topic {topic}: no answer before the relay stopped; {fate}");
-            return setback(persisted, Blame::Stop, error, Duration::ZERO);
+            return setback(persisted, Blame::Stop, &error, Duration::ZERO);
         }
         let now = Instant::now();
         let silence = match self.publisher.faults.lock().silent(topic, handed.at, now) {
@@ -405,19 +412,19 @@ impl<'a> Call<'a> {
         if silence == Silence::Cluster {
             let error = text("and nothing else was answered; check [kafka] brokers, the network and the brokers");
             self.note_cluster_failed(&error);
-            return setback(persisted, Blame::Cluster, error, SHORT_REST);
+            return setback(persisted, Blame::Cluster, &error, SHORT_REST);
         }
         let rest =
             self.publisher.faults.lock().suspect(message.outbox_id, topic, partition, handed.at, now, rand::random());
         let Some(pause) = rest else {
             let error = text("while its partition answered later records, for the third time: the row is suspect");
-            return setback(persisted, Blame::Row, error, Duration::ZERO);
+            return setback(persisted, Blame::Row, &error, Duration::ZERO);
         };
         if silence == Silence::Partition {
-            return setback(persisted, Blame::Topic, text("while the topic answered others"), pause);
+            return setback(persisted, Blame::Topic, &text("while the topic answered others"), pause);
         }
         let error = text("while the cluster answered; look at the topic's leaders and in-sync replicas");
-        with(persisted, self.park(topic, handed.at, error))
+        with(persisted, self.park(topic, handed.at, &error))
     }
 
     /// The client died under this record: another one takes over, and the record goes again if it surely was not written.
@@ -429,14 +436,14 @@ impl<'a> Call<'a> {
         if let Class::Cluster(word) = codes::classify(cause) {
             let error = codes::fault_text(word, cause, &self.about(Side::Broker, record.topic, record.octets()));
             self.note_cluster_failed(&error);
-            return Tried::Outcome(setback(persisted, Blame::Cluster, error, SHORT_REST));
+            return Tried::Outcome(setback(persisted, Blame::Cluster, &error, SHORT_REST));
         }
         if is_replaced && persisted == Persisted::No && self.barred().is_none() {
             return Tried::Again;
         }
         let error =
             format!("kafka.client_fatal: client: topic {}: the client had to be replaced: {reason}", record.topic);
-        Tried::Outcome(setback(persisted, Blame::Topic, error, SHORT_REST))
+        Tried::Outcome(setback(persisted, Blame::Topic, &error, SHORT_REST))
     }
 
     /// Returns when what is still on its way has to be purged: at the schedule's time, or some while after a stop.
@@ -477,6 +484,10 @@ impl<'a> Call<'a> {
         // of those disturbs no other call.
         generation.purge(false).await;
         sleep(part / 16).await;
+        if self.in_flight.load(Ordering::Relaxed) == 0 {
+            // Lanes only wait for answers about whose fault it is.
+            return std::future::pending().await;
+        }
         // What is left was sent and not answered. The client that sent it is replaced: who knows what its connection holds.
         let until = Instant::now() + part / 8;
         if !client.rebuild(&generation, "records in flight got no answer in time", until).await {
@@ -528,8 +539,8 @@ impl<'a> Call<'a> {
     }
 
     /// Parks a topic and returns what that means for the row that found out.
-    fn park(&self, topic: &str, handed_over: Instant, error: String) -> Setback {
-        let error = bounded(&error);
+    fn park(&self, topic: &str, handed_over: Instant, error: &str) -> Setback {
+        let error = bounded(error);
         let parking =
             self.publisher.faults.lock().topic_failed(topic, handed_over, &error, Instant::now(), rand::random());
         if parking.is_new {
@@ -567,8 +578,8 @@ fn with(persisted: Persisted, setback: Setback) -> Outcome {
     }
 }
 
-fn setback(persisted: Persisted, blame: Blame, error: String, pause: Duration) -> Outcome {
-    with(persisted, Setback { blame, error: bounded(&error), pause })
+fn setback(persisted: Persisted, blame: Blame, error: &str, pause: Duration) -> Outcome {
+    with(persisted, Setback { blame, error: bounded(error), pause })
 }
 
 fn bounded(error: &str) -> String {
