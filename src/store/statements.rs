@@ -31,8 +31,6 @@ pub(super) struct Statements {
     pub due: String,
     pub count_sent: String,
     pub resume: String,
-    /// Whether the table has the rejected columns; without them `rejected` does not exist.
-    pub rejected_columns: bool,
 }
 
 /// Non-terminal rows. On a lean table the first two conditions are the live indexes' predicates; on a shared table they would
@@ -84,7 +82,6 @@ impl Statements {
             due: render(include_str!("sql/due.sql")),
             count_sent: render(include_str!("sql/count_sent.sql")),
             resume: render(include_str!("sql/resume.sql")),
-            rejected_columns: shape.rejected_columns,
         }
     }
 

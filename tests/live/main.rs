@@ -4,5 +4,6 @@ mod claim;
 mod db;
 mod migrate;
 mod schema;
+mod settle;
 mod smoke;
 mod support;
