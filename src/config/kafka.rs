@@ -311,7 +311,8 @@ pub(super) fn check_queue(reader: &mut Reader, kafka: &Kafka) {
 
 /// Lets librdkafka judge the properties: one by one first, so that each wrong one is named, then all of them together.
 pub(super) fn prove(reader: &mut Reader, kafka: &Kafka, message_timeout: Duration) {
-    let mut ok = true;
+    // What the relay refused itself librdkafka would refuse again, in other words.
+    let mut ok = !reader.problems.iter().any(|problem| problem.key.starts_with("kafka.propert"));
     for (name, value) in &kafka.properties {
         ok &= prove_one(reader, &[PROPERTIES[0], PROPERTIES[1], name], value.expose());
     }
@@ -347,10 +348,7 @@ fn prove_one(reader: &mut Reader, path: &[&str; 3], value: &str) -> bool {
                 None => "librdkafka has no such property; its CONFIGURATION.md lists them".to_owned(),
             }
         }
-        Err(KafkaError::ClientConfig(_, text, _, _)) => {
-            let value = Secret::new(value);
-            format!("librdkafka refuses the value: {}", redacted(&text, [(name, &value)]))
-        }
+        Err(KafkaError::ClientConfig(_, text, _, _)) => format!("librdkafka refuses the value{}", safe_reason(&text)),
         // The other errors hold the value.
         Err(_) => "librdkafka refuses the value".to_owned(),
     };
@@ -380,7 +378,7 @@ fn prove_together(reader: &mut Reader, kafka: &Kafka, values: &BTreeMap<String, 
     let names = || kafka.properties.keys().chain(kafka.property_files.keys());
     // librdkafka names the property in its text; the longest name in it is the one.
     let culprit = names().filter(|name| error.contains(name.as_str())).max_by_key(|name| name.len()).cloned();
-    let secrets = names().filter_map(|name| values.get(name).map(|value| (name.as_str(), value)));
+    let secrets = names().filter_map(|name| values.get(name));
     let text = format!("librdkafka refuses the properties together: {}", redacted(&error, secrets));
     match culprit {
         Some(name) if kafka.property_files.contains_key(&name) => {
@@ -391,26 +389,32 @@ fn prove_together(reader: &mut Reader, kafka: &Kafka, values: &BTreeMap<String, 
     }
 }
 
-/// The text without the values. A value of a name that looks like a secret's goes wherever it occurs; another one only where
-/// it stands alone, or `ssl` would go from `ssl.ca.location` too; plain numbers stay, since no secret's name holds one.
-fn redacted<'a>(text: &str, values: impl IntoIterator<Item = (&'a str, &'a Secret)>) -> String {
-    const SECRET_WORDS: [&str; 6] = ["password", "secret", "pem", "passphrase", "config", "username"];
-    let mut text = text.trim_end().to_owned();
-    for (name, value) in values {
-        let value = value.expose();
-        if SECRET_WORDS.iter().any(|word| name.contains(word)) {
-            if !value.is_empty() {
-                text = text.replace(value, "***");
-            }
-        } else if !value.chars().all(|c| c.is_ascii_digit()) {
-            text = replace_alone(&text, value);
-        }
+/// What librdkafka's complaint about one value may be quoted as: its text may hold the value, or a part of it.
+fn safe_reason(text: &str) -> String {
+    const RANGE: &str = "is outside allowed range ";
+    if let Some((_, range)) = text.split_once(RANGE) {
+        return format!(": it {RANGE}{}", range.trim_end());
     }
-    text
+    if text.starts_with("Expected bool value") {
+        return ": it is neither true nor false".to_owned();
+    }
+    if let Some((_, build)) = text.split_once("not supported in this build: ") {
+        return format!(": this build does not support it: {}", build.trim_end());
+    }
+    "; its CONFIGURATION.md says what is allowed".to_owned()
 }
 
+/// The text without the values: as librdkafka puts a client together, it quotes them whole or not at all.
+fn redacted<'a>(text: &str, values: impl IntoIterator<Item = &'a Secret>) -> String {
+    values.into_iter().fold(text.trim_end().to_owned(), |text, value| replace_alone(&text, value.expose()))
+}
+
+/// Only where it stands alone, or `ssl` would go from `ssl.ca.location` too.
 fn replace_alone(text: &str, value: &str) -> String {
-    let of_word = |c: char| c.is_alphanumeric() || c == '.' || c == '_';
+    if value.is_empty() {
+        return text.to_owned();
+    }
+    let of_word = |c: char| c.is_alphanumeric() || ".-_".contains(c);
     let mut replaced = String::with_capacity(text.len());
     let mut end = 0;
     for (at, _) in text.match_indices(value) {

@@ -4,6 +4,7 @@
 //! the layers. Its own readers of TOML and of the environment are not used: they lose the line of a key, turn dates into
 //! strings, split quoted names at their dots and fold names to lower case.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 
 use config::{ConfigError, Source, Value, ValueKind};
@@ -317,10 +318,15 @@ impl Walk<'_> {
                 continue;
             }
             path.push(name.clone());
-            if kept.contains_key(&name) {
-                self.problem(path, at, None, "is set twice, once quoted and once as a table: keep one".to_owned());
-            } else if let Some(found) = self.leaf(path, at, found.into_inner()) {
-                kept.insert(name, found);
+            match kept.entry(name) {
+                Entry::Occupied(_) => {
+                    self.problem(path, at, None, "is set twice, once quoted and once as a table: keep one".to_owned());
+                }
+                Entry::Vacant(place) => {
+                    if let Some(found) = self.leaf(path, at, found.into_inner()) {
+                        place.insert(found);
+                    }
+                }
             }
             path.pop();
         }
@@ -381,6 +387,7 @@ fn unknown(path: &[String], entries: &'static [(&'static str, Shape)]) -> String
     let homes: Vec<_> = fixed_keys().into_iter().filter(|key| key.rsplit('.').next() == Some(name.as_str())).collect();
     match homes.as_slice() {
         [home] => format!("unknown {kind} here; did you mean {home}?"),
+        _ if section == ["kafka"] => "unknown key; librdkafka's own settings stand in [kafka.properties]".to_owned(),
         _ => format!("unknown {kind}; known here: {}", names().collect::<Vec<_>>().join(", ")),
     }
 }
@@ -566,7 +573,7 @@ fn property_name(name: &str) -> String {
     /// The few names of librdkafka with an underscore of their own.
     const UNDERSCORED: [&str; 2] = ["log_level", "enabled_events"];
     let folded = name.to_ascii_lowercase();
-    if folded.contains('.') || UNDERSCORED.contains(&folded.as_str()) { folded } else { folded.replace('_', ".") }
+    if UNDERSCORED.contains(&folded.as_str()) { folded } else { folded.replace('_', ".") }
 }
 
 fn put(table: &mut Table, path: &[String], value: Value) {

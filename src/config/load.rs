@@ -173,6 +173,8 @@ const fn seconds(seconds: u64) -> Duration {
 
 const HOUR: Duration = seconds(3_600);
 const DAY: Duration = seconds(86_400);
+/// humantime's year, so that 100 of them print as such.
+const YEAR: Duration = seconds(31_557_600);
 
 fn read_config(reader: &mut Reader) -> Option<Config> {
     let statement_timeout =
@@ -218,19 +220,19 @@ fn read_database(reader: &mut Reader, statement_timeout: Option<Duration>) -> Op
     let synchronous_commit =
         reader.choice(&["database", "synchronous_commit"], default.synchronous_commit, &[("off", false), ("on", true)]);
     let tls = read_tls(reader);
-    let (url, url_file) = choose_url(reader, url, url_file)?;
-    let split = match &url {
-        None => None,
-        Some(url) => match database::split_url(url.expose()) {
-            Ok(split) => Some(split),
-            Err(text) => {
-                reader.problem(&["database", "url"], None, text);
-                return None;
-            }
-        },
+    let chosen = choose_url(reader, url, url_file);
+    let url = chosen.as_ref().and_then(|(url, _)| url.as_ref());
+    let split = match url.map(|url| database::split_url(url.expose())) {
+        None => Ok(None),
+        Some(Ok(split)) => Ok(Some(split)),
+        Some(Err(text)) => {
+            reader.problem(&["database", "url"], None, text);
+            Err(())
+        }
     };
-    let url_password = split.as_ref().is_some_and(|split| split.has_password);
-    let (password, password_file) = choose_password(reader, password, password_file, url_password)?;
+    let url_password = matches!(&split, Ok(Some(split)) if split.has_password);
+    let passwords = choose_password(reader, password, password_file, url_password);
+    let ((_, url_file), split, (password, password_file)) = (chosen?, split.ok()?, passwords?);
     let mut tls = tls?;
     if let Some(mode) = split.as_ref().and_then(|split| split.mode) {
         if reader.is_set(&["database", "tls", "mode"]) && tls.mode != mode {
@@ -547,12 +549,12 @@ pub(super) fn drawn_instance() -> String {
 type Sources = BTreeMap<String, SourceRules>;
 
 fn read_rules(reader: &mut Reader) -> (Option<SourceRules>, Option<Sources>) {
-    let defaults = read_section(reader, &["defaults"], &default_rules(), true);
+    let defaults = read_section(reader, &["defaults"], &default_rules());
     // Wrong defaults are reported once; the sources are then read over the product's own.
     let base = defaults.clone().unwrap_or_else(default_rules);
     let mut sources = Some(Sources::new());
     for name in reader.names(&["sources"]) {
-        match (read_section(reader, &["sources", &name], &base, false), &mut sources) {
+        match (read_section(reader, &["sources", &name], &base), &mut sources) {
             (Some(rules), Some(sources)) => {
                 sources.insert(name, rules);
             }
@@ -564,7 +566,7 @@ fn read_rules(reader: &mut Reader) -> (Option<SourceRules>, Option<Sources>) {
     (defaults, sources)
 }
 
-fn read_section(reader: &mut Reader, section: &[&str], base: &SourceRules, is_defaults: bool) -> Option<SourceRules> {
+fn read_section(reader: &mut Reader, section: &[&str], base: &SourceRules) -> Option<SourceRules> {
     let at = |key: &'static str| [section, &[key][..]].concat();
     let backoff_at = |key: &'static str| [section, &["backoff", key][..]].concat();
     let policy = reader.choice(&at("policy"), base.policy, &Policy::ALL.map(|policy| (policy.name(), policy)));
@@ -581,8 +583,7 @@ fn read_section(reader: &mut Reader, section: &[&str], base: &SourceRules, is_de
     let multiplier = reader.float(&backoff_at("multiplier"), base.backoff.multiplier, 1.0..=1_000.0);
     let max = reader.duration(&backoff_at("max"), base.backoff.max, delay);
     let jitter = reader.float(&backoff_at("jitter"), base.backoff.jitter, 0.0..=1.0);
-    let sets_delay = is_defaults || reader.is_set(&backoff_at("initial")) || reader.is_set(&backoff_at("max"));
-    if let (Some(initial), Some(max), true) = (initial, max, sets_delay)
+    if let (Some(initial), Some(max)) = (initial, max)
         && max < initial
     {
         // Named where it was set: a source that sets one of the two has the other from [defaults].
@@ -633,7 +634,7 @@ fn read_maintenance(reader: &mut Reader) -> ReadMaintenance {
     let default = Maintenance::default();
     ReadMaintenance {
         interval: reader.duration(&["maintenance", "interval"], default.interval, seconds(1)..=HOUR),
-        retention: reader.duration_or_off(&["maintenance", "retention"], default.retention, seconds(5)..=36_500 * DAY),
+        retention: reader.duration_or_off(&["maintenance", "retention"], default.retention, seconds(5)..=100 * YEAR),
     }
 }
 

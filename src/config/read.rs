@@ -65,12 +65,13 @@ pub(super) fn duration_text(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
-/// A size as it is written in the configuration: the largest unit that leaves no fraction.
+/// A size as it is written in the configuration: the largest unit that leaves no fraction, binary ones first.
 pub(super) fn size_text(bytes: usize) -> String {
-    const UNITS: [(usize, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    const UNITS: [(usize, &str); 6] =
+        [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
     UNITS
         .into_iter()
-        .find(|(unit, _)| bytes >= *unit && bytes % unit == 0)
+        .find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit))
         .map_or_else(|| format!("{bytes}B"), |(unit, name)| format!("{}{name}", bytes / unit))
 }
 

@@ -111,6 +111,8 @@ impl Maintenance {
     async fn inspect(&self) {
         match self.store.inspect().await {
             Ok(shape) => {
+                // Both: the slow timer's statements are written out from the shape as the fast path's are.
+                self.store.adopt(&shape);
                 self.ctx.store.adopt(&shape);
                 self.ctx.board.schema(Ok(shape.describe()));
             }
@@ -291,7 +293,7 @@ pub(crate) async fn sample(
 }
 
 /// How long the oldest of these rows has waited that the policy would let us claim now.
-fn oldest_ready(policy: Policy, heads: &[Head]) -> Option<f64> {
+pub(super) fn oldest_ready(policy: Policy, heads: &[Head]) -> Option<f64> {
     let mut keys: HashSet<&str> = HashSet::new();
     let ready = heads.iter().enumerate().filter(|(index, head)| {
         let first = match policy {

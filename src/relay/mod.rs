@@ -8,6 +8,7 @@ pub mod health;
 mod maintenance;
 mod pass;
 mod poll;
+mod preference;
 mod source;
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -29,11 +31,12 @@ use self::gate::Gate;
 use self::health::{Board, Halt};
 use self::maintenance::{Maintenance, MaintenanceSummary};
 use self::poll::Poller;
+use self::preference::Preference;
 use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
 use crate::domain::policy::SourceRules;
 use crate::publish::Publisher;
-use crate::store::{ErrorKind, InspectError, Listening, Store, StoreError};
+use crate::store::{ErrorKind, Heard, InspectError, Listening, Store, StoreError};
 use crate::telemetry::{Failure, LoopName, Metrics, Reason, Stage, StateChange};
 
 /// Sources served at most; more are refused and shown.
@@ -60,6 +63,9 @@ pub(crate) struct Context {
     pub poller: Poller,
     /// Cancelled when the relay stops: no new claim, no new record.
     pub stop: CancellationToken,
+    pub preference: Preference,
+    /// Notified when a source is served for the first time.
+    sources_changed: Notify,
     wakers: Mutex<HashMap<Arc<str>, Arc<Wakers>>>,
     database_away: AtomicBool,
 }
@@ -101,15 +107,26 @@ impl Context {
         }
     }
 
+    /// An operator says that the source may go on.
+    fn resumed(&self, source: &str) {
+        if let Some(wakers) = self.wakers().get(source) {
+            wakers.resumed.store(true, Ordering::Relaxed);
+            wakers.changed.notify_one();
+        }
+    }
+
     fn changed_all(&self) {
         for wakers in self.wakers().values() {
             wakers.changed.notify_one();
         }
     }
 
-    /// A `stop_the_line` source is halted, or moves.
+    /// A `stop_the_line` source is halted by its head, or moves. An open breaker has the last word.
     fn halted(&self, source: &str, halt: Option<Halt>) {
-        self.board.halted(source, halt);
+        let broken = self.wakers().get(source).is_some_and(|wakers| wakers.broken.load(Ordering::Relaxed));
+        if !broken {
+            self.board.halted(source, halt);
+        }
     }
 
     fn wakers(&self) -> std::sync::MutexGuard<'_, HashMap<Arc<str>, Arc<Wakers>>> {
@@ -229,6 +246,8 @@ impl Relay {
             gate: Gate::default(),
             metrics: board.metrics().clone(),
             stop: CancellationToken::new(),
+            preference: Preference::new(),
+            sources_changed: Notify::new(),
             wakers: Mutex::new(HashMap::new()),
             database_away: AtomicBool::new(false),
             config,
@@ -267,6 +286,8 @@ impl Relay {
         if ctx.config.database.prepared_statements {
             let listen = Arc::clone(&ctx);
             loops.spawn(async move { named("listen", listen_for_changes(listen)).await });
+            let hold = Arc::clone(&ctx);
+            loops.spawn(async move { named("preference", preference::hold(hold)).await });
         }
 
         let bug = tokio::select! {
@@ -408,6 +429,7 @@ fn source_loop(ctx: &Arc<Context>, source: &str, rules: SourceRules, mode: Mode)
     let source: Arc<str> = Arc::from(source);
     let wakers = Arc::new(Wakers::default());
     ctx.wakers().insert(Arc::clone(&source), Arc::clone(&wakers));
+    ctx.sources_changed.notify_one();
     ctx.board.source(&source, rules.policy);
     SourceLoop::new(Arc::clone(ctx), source, rules, mode, wakers)
 }
@@ -488,27 +510,41 @@ async fn poll_idle(ctx: Arc<Context>) {
     }
 }
 
-/// Reads what the publisher knows of its broker, and probes it while the gate is closed.
+/// Reads what the publisher knows of its broker, and probes it while the gate is closed or something stands against publishing: the
+/// client alone notices only seconds later that it is connected, and nothing is sent meanwhile that could show it.
 async fn watch_broker(ctx: Arc<Context>) {
     let watch = ctx.board.register(LoopName::Broker, None, ctx.turn_max());
-    loop {
+    // Asked before anything is said of it: that nobody has answered a client that was only just made is no news.
+    let mut ask = true;
+    while !ctx.stop.is_cancelled() {
+        if ask {
+            tokio::select! {
+                () = probe_broker(&ctx) => {}
+                () = ctx.stop.cancelled() => return,
+            }
+        }
         watch.succeeded();
         ctx.board.in_flight(ctx.budget.rows_in_flight() as u64, ctx.budget.bytes_in_flight() as u64);
-        ctx.board.broker_health(ctx.publisher.health());
-        tokio::select! {
-            () = tokio::time::sleep(BROKER_INTERVAL) => {}
-            () = ctx.gate.probe_due() => {
-                let answer = ctx.publisher.probe().await;
-                if let Err(error) = &answer {
-                    let text = error.to_string();
-                    let reason = Reason::Broker;
-                    Failure { stage: Stage::Publish, reason, source_name: None, error: &text, elapsed: None }.emit(&ctx.metrics);
-                }
-                ctx.gate.probed(answer.is_ok(), rand::random());
-            }
+        let health = ctx.publisher.health();
+        let troubled = health.problem.is_some();
+        ctx.board.broker_health(health);
+        ask = tokio::select! {
+            // While the gate is closed it says when to ask.
+            () = tokio::time::sleep(BROKER_INTERVAL) => troubled && ctx.gate.is_open(),
+            () = ctx.gate.probe_due() => true,
             () = ctx.stop.cancelled() => return,
-        }
+        };
     }
+}
+
+/// Asks the broker whether it is there, and tells the gate.
+async fn probe_broker(ctx: &Context) {
+    let answer = ctx.publisher.probe().await;
+    if let Err(error) = &answer {
+        let (text, reason) = (error.to_string(), Reason::Broker);
+        Failure { stage: Stage::Publish, reason, source_name: None, error: &text, elapsed: None }.emit(&ctx.metrics);
+    }
+    ctx.gate.probed(answer.is_ok(), rand::random());
 }
 
 /// Listens for commands that made old rows due again. It only shortens the wait: probes and sweeps find them without it.
@@ -536,8 +572,9 @@ async fn listen_for_changes(ctx: Arc<Context>) {
         loop {
             tokio::select! {
                 said = listener.next() => match said {
-                    Some(source) if source.is_empty() => ctx.changed_all(),
-                    Some(source) => ctx.changed(&source),
+                    Some(Heard::Changed(source)) if source.is_empty() => ctx.changed_all(),
+                    Some(Heard::Changed(source)) => ctx.changed(&source),
+                    Some(Heard::Resumed(source)) => ctx.resumed(&source),
                     None => break,
                 },
                 () = tokio::time::sleep(DISCOVER_INTERVAL) => watch.tick(),

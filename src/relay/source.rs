@@ -3,15 +3,18 @@
 //! Nothing here ever decides what may be claimed (the statements do) or what becomes of a row (`domain::plan` does).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tracing::info;
 
 use super::Context;
 use super::health::{Halt, HaltKind};
 use super::pass::{self, PassSummary, Report};
 
+use crate::domain::breaker::{Allowance, Breaker, Change, STREAK_MAX};
 use crate::domain::lanes::{Lanes, Request};
 use crate::domain::message::{PgTime, Position};
 use crate::domain::policy::{OnHalt, Policy, SourceRules};
@@ -28,6 +31,14 @@ const PASSES_MAX: usize = 8;
 /// Pause after the database failed; doubles up to the maximum.
 const DATABASE_PAUSE_MIN: Duration = Duration::from_millis(100);
 const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How often a relay that stands by looks whether rows wait too long for the one that serves them, and at how many rows.
+const STAND_BY_INTERVAL: Duration = Duration::from_secs(2);
+const STAND_BY_ROWS: usize = 100;
+/// Rows that could go out and wait this long are served by whoever sees it: their relay hangs with its connection open.
+const TAKE_OVER_AFTER: Duration = Duration::from_secs(5);
+/// How long it then serves the source before it looks again who does.
+const HELP_FOR: Duration = Duration::from_secs(30);
 
 /// How long a loop runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +64,10 @@ pub(super) struct Wakers {
     pub polled: Arc<Notify>,
     /// Somebody changed rows in a way no poll shows: look at everything.
     pub changed: Notify,
+    /// An operator resumed the source.
+    pub resumed: AtomicBool,
+    /// The breaker is open: it is what halts the source, whatever its head looks like.
+    pub broken: AtomicBool,
 }
 
 /// The loop of one source and what it remembers.
@@ -70,6 +85,9 @@ pub(super) struct SourceLoop {
     database_pause: Duration,
     /// A pass or a look failed: pause before the next.
     database_failed: bool,
+    /// Serves a source that another relay holds until then, because that one leaves rows waiting.
+    helping_until: Instant,
+    breaker: Breaker,
     done: Done,
     /// Rows claimed since the last full sweep began.
     claimed_since_full: u64,
@@ -97,6 +115,8 @@ impl SourceLoop {
             poll_interval,
             database_pause: DATABASE_PAUSE_MIN,
             database_failed: false,
+            helping_until: Instant::now(),
+            breaker: Breaker::default(),
             done: Done::default(),
             claimed_since_full: 0,
         }
@@ -128,13 +148,36 @@ impl SourceLoop {
                 continue;
             }
             if self.mode == Mode::Forever {
+                if !self.ctx.preference.is_ours(&self.source) && now >= self.helping_until {
+                    self.stand_by().await;
+                    continue;
+                }
                 self.lanes.tick(now);
             }
-            if self.passes.len() < PASSES_MAX {
+            if self.wakers.resumed.swap(false, Ordering::Relaxed) {
+                let change = self.breaker.close();
+                self.breaker_changed(change);
+            }
+            let (batch, passes_max) = match self.breaker.allowance(now) {
+                Allowance::All => (self.ctx.config.relay.batch_rows_max, PASSES_MAX),
+                Allowance::One => (1, 1),
+                Allowance::Nothing(_) if self.mode == Mode::Drain && self.passes.is_empty() => {
+                    self.done.gave_up = true;
+                    break;
+                }
+                Allowance::Nothing(until) => {
+                    self.rest_until(until).await;
+                    continue;
+                }
+            };
+            if self.passes.len() < passes_max {
                 // Few lanes ready: look further before claiming a small batch.
-                let batch = self.ctx.config.relay.batch_rows_max;
                 if self.lanes.rows_ready() < batch && self.sweeps.page_after().is_some() {
-                    self.page().await;
+                    if self.mode == Mode::Forever && self.sweeps.look_back_due(now) {
+                        self.begin_sweep(now).await;
+                    } else {
+                        self.page().await;
+                    }
                     continue;
                 }
                 if let Some(request) = self.lanes.next_request(batch) {
@@ -178,7 +221,6 @@ impl SourceLoop {
             self.sweeps.demand_full(now);
         }
         let kind = if whole_source(self.rules.policy) { SweepKind::Full } else { self.sweeps.next_kind(now) };
-        let started = Instant::now();
         let late_floor = match kind {
             SweepKind::Full | SweepKind::Late => self.ctx.store.late_floor().await,
             SweepKind::Tail => Ok(PgTime::NEG_INFINITY),
@@ -188,7 +230,7 @@ impl SourceLoop {
                 if kind == SweepKind::Full {
                     self.claimed_since_full = 0;
                 }
-                self.sweeps.begin(kind, late_floor, started.elapsed());
+                self.sweeps.begin(kind, late_floor, Duration::ZERO);
                 self.page().await;
             }
             Err(error) => self.store_failed(&error),
@@ -200,9 +242,9 @@ impl SourceLoop {
         let Some(after) = self.sweeps.page_after() else { return };
         // A whole source is one lane: its head says everything.
         let rows = if whole_source(self.rules.policy) { 1 } else { PAGE_ROWS };
-        let started = Instant::now();
-        let glimpses = match self.ctx.store.discover(&self.source, after, rows).await {
-            Ok(glimpses) => glimpses,
+        // Timed without the wait for a connection: a cold pool or a busy one must not put off the next sweep for minutes.
+        let (glimpses, took) = match self.ctx.store.discover_timed(&self.source, after, rows).await {
+            Ok(found) => found,
             Err(error) => return self.store_failed(&error),
         };
         self.ctx.store_answered();
@@ -211,7 +253,7 @@ impl SourceLoop {
         let ready_before = self.lanes.rows_ready();
         self.lanes.discovered(&glimpses, now);
         let full = glimpses.len() == rows && !whole_source(self.rules.policy);
-        self.sweeps.page(glimpses.last().map(|glimpse| glimpse.position), full, started.elapsed(), now);
+        self.sweeps.page(glimpses.last().map(|glimpse| glimpse.position), full, took, now);
         if self.lanes.take_overflowed() {
             self.sweeps.overflowed(now);
         }
@@ -255,6 +297,8 @@ impl SourceLoop {
             }
         }
         self.done.summary.add(&report.summary);
+        let change = self.breaker.settled(report.summary.sent, report.summary.dead + report.summary.rejected, now);
+        self.breaker_changed(change);
         self.lanes.served(&request, report.served, now);
         if report.database_failed {
             self.sweeps.abandon(now);
@@ -274,6 +318,10 @@ impl SourceLoop {
             self.poll_interval = (self.poll_interval * 2).min(self.ctx.config.relay.poll_interval_max);
         }
         let mut wake_at = if may_sweep { self.sweeps.next_full_at() } else { now + DATABASE_PAUSE_MAX };
+        if may_sweep && self.sweeps.next_late_at() > now {
+            // Until then the poll looks only behind the last row seen; then it must cover late commits again.
+            wake_at = wake_at.min(self.sweeps.next_late_at());
+        }
         if self.mode == Mode::Forever
             && let Some(probe_at) = self.lanes.next_probe_at()
         {
@@ -284,14 +332,83 @@ impl SourceLoop {
             Some(finished) = self.passes.join_next() => self.finished(finished),
             // The permit is kept: `wants_sweep` takes it.
             () = wakers.polled.notified(), if may_sweep => wakers.polled.notify_one(),
-            () = wakers.changed.notified() => {
-                self.lanes.wake_all();
-                self.sweeps.demand_full(Instant::now());
-                self.poll_interval = ctx.config.relay.poll_interval_min;
-            }
+            () = wakers.changed.notified() => self.look_at_everything(),
             () = tokio::time::sleep_until(wake_at.into()) => {}
             () = ctx.stop.cancelled() => {}
         }
+    }
+
+    /// Shows that the breaker opened or closed.
+    fn breaker_changed(&self, change: Change) {
+        let halt = match change {
+            Change::None => return,
+            Change::Closed => None,
+            Change::Opened => {
+                let reason = format!(
+                    "breaker.open: {STREAK_MAX} rows in a row ended dead or rejected without one that was sent; look at them, then \
+                     `keiro-relay resume {}`",
+                    self.source
+                );
+                Some(Halt { kind: HaltKind::Breaker, outbox_id: None, reason })
+            }
+        };
+        self.wakers.broken.store(halt.is_some(), Ordering::Relaxed);
+        self.ctx.board.halted(&self.source, halt);
+    }
+
+    /// The breaker is open: nothing is claimed until then, or until an operator says so.
+    async fn rest_until(&mut self, until: Instant) {
+        let (ctx, wakers) = (Arc::clone(&self.ctx), Arc::clone(&self.wakers));
+        let until = until.min(Instant::now() + DATABASE_PAUSE_MAX);
+        tokio::select! {
+            Some(finished) = self.passes.join_next() => self.finished(finished),
+            () = wakers.changed.notified() => self.look_at_everything(),
+            () = tokio::time::sleep_until(until.into()) => {}
+            () = ctx.stop.cancelled() => {}
+        }
+    }
+
+    /// Another relay serves this source: wait until it does not, or until rows wait too long for it.
+    async fn stand_by(&mut self) {
+        let ctx = Arc::clone(&self.ctx);
+        ctx.board.elsewhere(&self.source, true);
+        ctx.poller.unwatch(&self.source);
+        // Registered before the look, so that a change in between is not missed.
+        let changed = ctx.preference.changed();
+        if ctx.preference.is_ours(&self.source) {
+            ctx.board.elsewhere(&self.source, false);
+            self.look_at_everything();
+            return;
+        }
+        tokio::select! {
+            Some(finished) = self.passes.join_next() => return self.finished(finished),
+            () = changed => {}
+            () = ctx.stop.cancelled() => return,
+            () = tokio::time::sleep(STAND_BY_INTERVAL.mul_f64(0.8 + 0.4 * rand::random::<f64>())) => {
+                match ctx.store.heads(&self.source, STAND_BY_ROWS).await {
+                    Ok(heads) => {
+                        let waiting = super::maintenance::oldest_ready(self.rules.policy, &heads);
+                        if waiting.is_none_or(|seconds| seconds < TAKE_OVER_AFTER.as_secs_f64()) {
+                            return;
+                        }
+                        info!(source = &*self.source, "rows wait although another relay holds this source: helping");
+                        self.helping_until = Instant::now() + HELP_FOR;
+                    }
+                    Err(error) => return self.store_failed(&error),
+                }
+            }
+        }
+        if ctx.preference.is_ours(&self.source) || Instant::now() < self.helping_until {
+            ctx.board.elsewhere(&self.source, false);
+            self.look_at_everything();
+        }
+    }
+
+    /// Forgets what memory says about when to look.
+    fn look_at_everything(&mut self) {
+        self.lanes.wake_all();
+        self.sweeps.demand_full(Instant::now());
+        self.poll_interval = self.ctx.config.relay.poll_interval_min;
     }
 
     async fn wait_for_gate(&mut self) {

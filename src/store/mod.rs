@@ -5,6 +5,7 @@
 mod claim;
 mod connect;
 mod db;
+mod enqueue;
 mod error;
 mod inspect;
 mod maintenance;
@@ -19,9 +20,11 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use tokio_postgres::Row;
+use tokio_postgres::types::Type;
 
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
+pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
     COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
@@ -111,7 +114,18 @@ impl Store {
     pub async fn listen(&self) -> Result<Listening, StoreError> {
         let (connection, listener) = self.db.dedicated().await?;
         connection.listen(WAKE_CHANNEL, self.bound).await?;
+        connection.listen(RESUME_CHANNEL, self.bound).await?;
         Ok(Listening { _connection: connection, listener })
+    }
+
+    /// Opens the connection that holds the advisory locks of the sources this relay serves; closing it frees them.
+    ///
+    /// # Errors
+    /// As [`Db::dedicated`].
+    pub async fn locks(&self) -> Result<Locks, StoreError> {
+        let (connection, _) = self.db.dedicated().await?;
+        let table = qualified(&self.schema, &self.table);
+        Ok(Locks { connection, table, bound: self.bound })
     }
 
     fn known(&self) -> Option<Known> {
@@ -138,7 +152,19 @@ impl Store {
     }
 }
 
-/// A connection that listens on [`WAKE_CHANNEL`].
+/// The channel of `keiro-relay resume`; the payload is the source.
+pub const RESUME_CHANNEL: &str = "keiro_relay_resume";
+
+/// What a [`Listening`] connection heard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// Rows of this source, or of all when it is empty, are new or due again.
+    Changed(String),
+    /// An operator resumed this source.
+    Resumed(String),
+}
+
+/// A connection that listens on [`WAKE_CHANNEL`] and [`RESUME_CHANNEL`].
 #[derive(Debug)]
 pub struct Listening {
     _connection: Dedicated,
@@ -146,8 +172,36 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// The next source whose rows changed, empty for all; `None` when the connection is gone. Cancel-safe.
-    pub async fn next(&mut self) -> Option<String> {
-        self.listener.next().await.map(|notification| notification.payload)
+    /// The next thing said; `None` when the connection is gone. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Heard> {
+        let Notification { channel, payload } = self.listener.next().await?;
+        Some(if channel == RESUME_CHANNEL { Heard::Resumed(payload) } else { Heard::Changed(payload) })
+    }
+}
+
+/// A connection that holds advisory locks.
+#[derive(Debug)]
+pub struct Locks {
+    connection: Dedicated,
+    table: String,
+    bound: Duration,
+}
+
+impl Locks {
+    /// Tries the locks of these sources and returns those it got. Never waits for another session.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the connection, and every lock with it, may be gone.
+    pub async fn try_lock(&self, sources: &[Arc<str>]) -> Result<Vec<String>, StoreError> {
+        let sources: Vec<&str> = sources.iter().map(|source| &**source).collect();
+        let params: [Param<'_>; 2] = [(&sources, Type::TEXT_ARRAY), (&self.table, Type::TEXT)];
+        let rows = self.connection.query(include_str!("sql/prefer.sql"), &params, self.bound).await?;
+        let mut ours = Vec::new();
+        for row in &rows {
+            if row.try_get("ours")? {
+                ours.push(row.try_get("source")?);
+            }
+        }
+        Ok(ours)
     }
 }

@@ -1,10 +1,17 @@
 //! Tests that need no services and take seconds.
 
 mod backoff;
+mod breaker;
 mod codes;
+mod config;
 mod faults;
 mod health;
 mod http;
+mod lanes_cases;
+mod layering;
+mod ndjson;
 mod plan;
 mod record;
+mod sweep;
+mod table_sql;
 mod telemetry;

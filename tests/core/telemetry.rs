@@ -117,6 +117,8 @@ fn every_metric_of_the_design_is_there_with_its_type_and_labels_from_the_start()
         ("retention_deleted_total", "counter", ""),
         ("last_success_timestamp_seconds", "gauge", r#"loop="source""#),
         ("sample_capped", "gauge", r#"source="billing""#),
+        ("table_dead_tuples", "gauge", ""),
+        ("oldest_transaction_seconds", "gauge", ""),
         ("policy_info", "gauge", r#"hash="abc""#),
         ("build_info", "gauge", &format!("version=\"{}\"", env!("CARGO_PKG_VERSION"))),
     ];

@@ -2,8 +2,13 @@
 
 mod claim;
 mod db;
+mod enqueue;
+mod late;
 mod migrate;
+mod publish;
+mod relay;
 mod schema;
 mod settle;
 mod smoke;
+mod stop;
 mod support;

@@ -119,25 +119,17 @@ impl Installation {
         let mut command = Command::new("cp");
         command.arg("-R").arg(&home).arg(&copy);
         run_to_end(command, "copy PostgreSQL's programs")?;
-        if !reachable(&copy.join("bin/postgres"))? {
-            return Err(ServiceError::System {
-                doing: format!("run PostgreSQL as `nobody` (it refuses to run as root) from {}", copy.display()),
-                cause: io::Error::new(
-                    io::ErrorKind::PermissionDenied,
-                    "set TMPDIR to a directory that every user can enter",
-                ),
-            });
-        }
         copies.insert(home, copy.clone());
         Ok(copy.join("bin"))
     }
 }
 
-/// Whether the user PostgreSQL runs as may execute this file.
-fn reachable(program: &Path) -> Result<bool, ServiceError> {
+/// Whether the user PostgreSQL runs as may execute this file, or enter this directory.
+fn reachable(path: &Path) -> Result<bool, ServiceError> {
     let mut command = tethered("test", RunAs::Unprivileged)?;
-    command.arg("-x").arg(program).stdin(Stdio::null());
-    let status = spawn(command).and_then(|mut child| child.wait()).map_err(system("look for PostgreSQL's programs"))?;
+    command.arg("-x").arg(path).stdin(Stdio::null());
+    let status =
+        spawn(command).and_then(|mut child| child.wait()).map_err(system("look at files as PostgreSQL's user"))?;
     Ok(status.success())
 }
 
@@ -683,6 +675,18 @@ impl Postgres {
     pub fn start(installation: &Installation, options: PostgresOptions<'_>) -> Result<Self, ServiceError> {
         let bin = installation.postgres_bin(&run_directory()?)?;
         let directory = fresh_directory("postgres")?;
+        if !reachable(&directory)? {
+            return Err(ServiceError::System {
+                doing: format!(
+                    "let PostgreSQL, which refuses to run as root, work as `nobody` in {}",
+                    directory.display()
+                ),
+                cause: io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    "set TMPDIR to a directory that every user can enter",
+                ),
+            });
+        }
         let port = Port::reserve()?;
         let server = Server::new(format!("PostgreSQL on port {}", port.number), directory.join("log"));
         let postgres = Self { directory, bin, port, server: Mutex::new(server) };
@@ -898,6 +902,12 @@ struct Broker {
     server: Mutex<Server>,
 }
 
+/// Lines with the time, and without the hundreds of settings that would fill an error's log tail.
+const LOGGING: [&str; 3] = [
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",
+];
 /// The listener that every cluster has.
 const PLAIN: &str = "PLAINTEXT";
 /// The controller's listener.
@@ -920,7 +930,10 @@ impl Kafka {
         }
         let heap_megabytes_max = options.heap_megabytes_max;
         let kafka = Self { directory, lib: installation.lib(), heap_megabytes_max, brokers };
-        let cluster = URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes());
+        let mut cluster = uuid::Uuid::new_v4().into_bytes();
+        // Its text must not begin with '-', which the tool would take for an option.
+        cluster[0] &= 0x7f;
+        let cluster = URL_SAFE_NO_PAD.encode(cluster);
         for broker in &kafka.brokers {
             kafka.format(broker, &cluster)?;
         }
@@ -934,7 +947,7 @@ impl Kafka {
             .filter(|java| java.is_file())
             .unwrap_or_else(|| PathBuf::from("java"));
         let mut command = tethered(java, RunAs::Ourselves)?;
-        command.arg(format!("-Xmx{}m", self.heap_megabytes_max)).args(["-XX:-UsePerfData", "-cp"]);
+        command.arg(format!("-Xmx{}m", self.heap_megabytes_max)).arg("-XX:-UsePerfData").args(LOGGING).arg("-cp");
         command.arg(self.lib.join("*")).arg(main).current_dir(&broker.directory);
         Ok(command)
     }
@@ -1122,6 +1135,9 @@ impl Broker {
             ("share.coordinator.state.topic.min.isr", "1"),
             ("share.coordinator.state.topic.num.partitions", "1"),
             ("group.initial.rebalance.delay.ms", "0"),
+            // A killed broker may not come back before its session ends: 9 s by default.
+            ("broker.session.timeout.ms", "4000"),
+            ("broker.heartbeat.interval.ms", "500"),
             // Records keep the time of their row, which may be years ago, and are read back later all the same.
             ("log.retention.ms", "-1"),
             // The default takes a quarter of our heap.

@@ -335,8 +335,13 @@ impl<'a> Call<'a> {
         let about = self.about(handed.side, record.topic, record.octets());
         let outcome = match codes::classify(code) {
             Class::Record(word) => {
+                let mut about = about;
                 if handed.side == Side::Broker {
                     self.note_refused(message.outbox_id, record.topic);
+                    if code == Code::MessageSizeTooLarge {
+                        let blueprint = self.publisher.careful.blueprint();
+                        about.topic_bytes_max = self.publisher.limits.bytes_max(blueprint, record.topic).await;
+                    }
                 }
                 Outcome::Rejected(Rejection::new(word, codes::rejection_detail(code, &about)))
             }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::bindings::{rd_kafka_message_status, rd_kafka_msg_status_t};
 use rdkafka::client::ClientContext;
-use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{DeliveryResult, Header, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
@@ -89,7 +89,7 @@ pub(super) enum Purpose {
     /// One record per batch, so that a code is the record's own.
     Careful,
     /// One question, then gone.
-    Probe,
+    Question,
 }
 
 /// How clients are built.
@@ -153,7 +153,7 @@ impl Blueprint {
                 config.set("batch.num.messages", "1");
                 config.set("linger.ms", "0");
             }
-            Purpose::Probe => {
+            Purpose::Question => {
                 config.set("enable.idempotence", "false");
                 config.set("statistics.interval.ms", "0");
                 config.remove("enable.gapless.guarantee");
@@ -162,8 +162,9 @@ impl Blueprint {
         Ok(config)
     }
 
-    fn probe(&self) -> Result<BaseProducer<ProbeContext>, ClientError> {
-        Ok(self.config(Purpose::Probe)?.create_with_context(ProbeContext::default())?)
+    /// A client for one question.
+    pub(super) fn question<C: FromClientConfigAndContext<QuietContext>>(&self) -> Result<C, ClientError> {
+        Ok(self.config(Purpose::Question)?.create_with_context(QuietContext::default())?)
     }
 }
 
@@ -254,6 +255,7 @@ impl ClientContext for Context {
 impl ProducerContext for Context {
     type DeliveryOpaque = Box<oneshot::Sender<Report>>;
 
+    #[allow(unsafe_code)]
     fn delivery(&self, result: &DeliveryResult<'_>, reporter: Self::DeliveryOpaque) {
         let (code, message) = match result {
             Ok(message) => (None, message),
@@ -410,6 +412,11 @@ impl Client {
         })
     }
 
+    /// How its clients are built.
+    pub(super) fn blueprint(&self) -> &Blueprint {
+        &self.blueprint
+    }
+
     /// The client to use now.
     pub(super) fn current(&self) -> Arc<Generation> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
@@ -468,7 +475,7 @@ impl Client {
         let (answer, answered) = oneshot::channel();
         let blueprint = self.blueprint.clone();
         spawn_blocking(move || {
-            let producer = match blueprint.probe() {
+            let producer = match blueprint.question::<BaseProducer<QuietContext>>() {
                 Ok(producer) => producer,
                 Err(error) => return drop(answer.send(Err(format!("kafka.client_failed: client: {error}")))),
             };
@@ -484,7 +491,7 @@ impl Client {
     }
 }
 
-fn ask_cluster(producer: &BaseProducer<ProbeContext>, bound: Duration) -> Result<(), String> {
+fn ask_cluster(producer: &BaseProducer<QuietContext>, bound: Duration) -> Result<(), String> {
     // Known as soon as the first broker answered.
     if producer.client().fetch_cluster_id(bound).is_some() {
         return Ok(());
@@ -500,13 +507,13 @@ fn ask_cluster(producer: &BaseProducer<ProbeContext>, bound: Duration) -> Result
 /// How many events of a probe are looked through for the reason of its failure.
 const PROBE_EVENTS_MAX: usize = 100;
 
-/// Keeps the last reason why a probe could not connect.
+/// Keeps the last reason why a client for one question could not connect.
 #[derive(Default)]
-struct ProbeContext {
+pub(super) struct QuietContext {
     reason: Mutex<Option<String>>,
 }
 
-impl ClientContext for ProbeContext {
+impl ClientContext for QuietContext {
     fn log(&self, _: RDKafkaLogLevel, facility: &str, text: &str) {
         tracing::debug!(target: "librdkafka", facility, "{text}");
     }
@@ -521,7 +528,7 @@ impl ClientContext for ProbeContext {
     }
 }
 
-impl ProducerContext for ProbeContext {
+impl ProducerContext for QuietContext {
     type DeliveryOpaque = ();
 
     fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}

@@ -8,6 +8,7 @@ mod careful;
 mod client;
 pub mod codes;
 pub mod faults;
+mod limits;
 
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use uuid::Uuid;
 
 pub use client::ClientError;
 use client::{Blueprint, Client, Purpose, SharedFaults};
+use limits::TopicLimits;
 
 use super::{Batch, BrokerHealth, PublishError, Publisher};
 use crate::config;
@@ -30,6 +32,7 @@ const PROBE_MAX: Duration = Duration::from_secs(5);
 pub struct KafkaPublisher {
     careful: Client,
     faults: SharedFaults,
+    limits: TopicLimits,
     message_bytes_max: usize,
     /// How long a record in flight may still wait for its verdict once we stop.
     stop_wait: Duration,
@@ -47,6 +50,7 @@ impl KafkaPublisher {
         Ok(Self {
             careful: Client::new(blueprint, Purpose::Careful, faults.clone())?,
             faults,
+            limits: TopicLimits::default(),
             message_bytes_max: kafka.message_bytes_max,
             stop_wait: relay.shutdown_grace.saturating_sub(relay.settle_timeout),
             closed: CancellationToken::new(),

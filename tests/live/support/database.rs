@@ -61,8 +61,7 @@ pub fn fresh_database(table: Table) -> Database {
 pub fn fresh_database_on(admin_url: &str, table: Table) -> Database {
     let template = template(admin_url, &table.sql());
     let name = unique("t");
-    // Copying files and not through the log is the quick way while the server does not sync.
-    execute(admin_url, &format!("create database {name} template {template} strategy file_copy"));
+    execute(admin_url, &format!("create database {name} template {template}"));
     Database { url: with_database(admin_url, &name), name, admin_url: admin_url.to_owned() }
 }
 

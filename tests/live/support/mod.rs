@@ -5,14 +5,18 @@
 // Each test uses some of this; what none uses today is here for the next one.
 #![allow(dead_code)]
 
+pub mod acls;
 pub mod daemon;
 pub mod database;
+pub mod feed;
 pub mod oracle;
 pub mod outbox;
 pub mod random;
 pub mod services;
+pub mod session;
 pub mod store;
 pub mod topics;
+pub mod victims;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;

@@ -55,7 +55,7 @@ impl Admin {
             new = new.set(name, value);
         }
         let results = run(async || self.client.create_topics([&new], &options()).await).expect("create a topic");
-        self.expect_done("create the topic", results);
+        expect_done("create the topic", results);
         self.wait_partitions(topic, partitions);
     }
 
@@ -68,7 +68,7 @@ impl Admin {
             new = new.set(name, value);
         }
         let results = run(async || self.client.create_topics([&new], &options()).await).expect("create a topic");
-        self.expect_done("create the topic", results);
+        expect_done("create the topic", results);
         self.wait_partitions(topic, partitions);
     }
 
@@ -76,7 +76,7 @@ impl Admin {
     #[track_caller]
     pub fn delete(&self, topic: &str) {
         let results = run(async || self.client.delete_topics(&[topic], &options()).await).expect("delete a topic");
-        self.expect_done("delete the topic", results);
+        expect_done("delete the topic", results);
         wait_until(&format!("topic {topic} to be gone"), LONG, || self.partitions(topic).is_none());
     }
 
@@ -86,7 +86,7 @@ impl Admin {
         let count = usize::try_from(partitions).expect("a positive number of partitions");
         let new = NewPartitions::new(topic, count);
         let results = run(async || self.client.create_partitions([&new], &options()).await).expect("add partitions");
-        self.expect_done("add partitions", results);
+        expect_done("add partitions", results);
         self.wait_partitions(topic, partitions);
     }
 
@@ -117,12 +117,12 @@ impl Admin {
         let what = format!("topic {topic} to have {partitions} partitions with leaders");
         wait_until(&what, LONG, || self.partitions(topic) == Some(partitions));
     }
+}
 
-    #[track_caller]
-    fn expect_done(&self, doing: &str, results: Vec<Result<String, (String, RDKafkaErrorCode)>>) {
-        for result in results {
-            result.unwrap_or_else(|(topic, code)| panic!("{doing} {topic}: {code}"));
-        }
+#[track_caller]
+fn expect_done(doing: &str, results: Vec<Result<String, (String, RDKafkaErrorCode)>>) {
+    for result in results {
+        result.unwrap_or_else(|(topic, code)| panic!("{doing} {topic}: {code}"));
     }
 }
 
