@@ -8,6 +8,7 @@ mod migrate;
 mod publish;
 mod relay;
 mod schema;
+mod settle;
 mod smoke;
 mod stop;
 mod support;
