@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{EXIT_BUG, EXIT_CONFIG, EXIT_FAILED, EXIT_OK, complain, say};
@@ -43,6 +44,13 @@ pub(super) fn run(config: Config) -> u8 {
 }
 
 async fn run_until_stopped(config: Config) -> u8 {
+    let signals = match Signals::catch() {
+        Ok(signals) => signals,
+        Err(error) => {
+            complain(&error);
+            return EXIT_FAILED;
+        }
+    };
     let board = board(&config);
     let server = match Server::start(config.http.listen, board.clone(), board.metrics().clone()) {
         Ok(server) => server,
@@ -59,29 +67,7 @@ async fn run_until_stopped(config: Config) -> u8 {
             return EXIT_CONFIG;
         }
     };
-    let stop = relay.stop_token();
-    tokio::spawn(async move {
-        let (mut terminate, mut interrupt) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-            (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
-            (Err(error), _) | (_, Err(error)) => {
-                error!(%error, "signals cannot be caught");
-                return;
-            }
-        };
-        let mut told = false;
-        loop {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            if told {
-                warn!("second signal: exiting at once; rows in flight wait until their lease runs out");
-                std::process::exit(i32::from(EXIT_FAILED));
-            }
-            told = true;
-            stop.cancel();
-        }
-    });
+    signals.stop(relay.stop_token());
     let code = match relay.run().await {
         End::Stopped { .. } => EXIT_OK,
         End::Schema(problems) => {
@@ -93,6 +79,37 @@ async fn run_until_stopped(config: Config) -> u8 {
     };
     server.stop();
     code
+}
+
+/// SIGTERM and SIGINT, caught from when this is made: a signal that comes while the relay is still being built stops it too.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn catch() -> Result<Self, String> {
+        let caught = |kind| signal(kind).map_err(|error| format!("signals cannot be caught: {error}"));
+        Ok(Self { terminate: caught(SignalKind::terminate())?, interrupt: caught(SignalKind::interrupt())? })
+    }
+
+    /// The first signal stops the relay, the second exits at once.
+    fn stop(mut self, stop: CancellationToken) {
+        tokio::spawn(async move {
+            self.next().await;
+            stop.cancel();
+            self.next().await;
+            warn!("second signal: exiting at once; rows in flight wait until their lease runs out");
+            std::process::exit(i32::from(EXIT_FAILED));
+        });
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 /// Passes until nothing is due.
@@ -108,7 +125,15 @@ pub(super) fn drain(config: Config, json: bool) -> u8 {
             return EXIT_FAILED;
         }
     };
+    let grace = config.relay.shutdown_grace;
     let code = runtime.block_on(async {
+        let signals = match Signals::catch() {
+            Ok(signals) => signals,
+            Err(error) => {
+                complain(&error);
+                return EXIT_FAILED;
+            }
+        };
         let board = board(&config);
         let relay = match build(config, board) {
             Ok(relay) => relay,
@@ -117,12 +142,16 @@ pub(super) fn drain(config: Config, json: bool) -> u8 {
                 return EXIT_CONFIG;
             }
         };
-        let stop = relay.stop_token();
-        tokio::spawn(async move {
-            let _ = tokio::signal::ctrl_c().await;
-            stop.cancel();
-        });
-        match relay.drain().await {
+        let (stop, told) = (relay.stop_token(), CancellationToken::new());
+        signals.stop(told.clone());
+        let drained = tokio::select! {
+            drained = relay.drain() => drained,
+            () = async { told.cancelled().await; stop.cancel(); tokio::time::sleep(grace).await } => {
+                complain("shutdown_grace is over: rows in flight stay in publishing until their lease runs out");
+                return EXIT_FAILED;
+            }
+        };
+        match drained {
             Ok(report) => print_drained(&report, json),
             Err(error) => {
                 complain(&error.to_string());

@@ -85,8 +85,8 @@ pub enum Served {
         rows: usize,
         /// The last of them.
         through: Position,
-        /// When the lane did not get through: how long until its pivot is due.
-        blocked: Option<Duration>,
+        /// The first of them that is neither sent nor terminal, as it is now: what the lane did not get past.
+        blocked: Option<Glimpse>,
     },
     /// Nothing was claimed; the lane's head afterwards, if it has any.
     Nothing(Option<Glimpse>),
@@ -113,6 +113,12 @@ impl Waiting {
     fn of(glimpse: &Glimpse) -> Self {
         let (position, retry) = (glimpse.position, glimpse.attempted);
         Self { rows: 1, head: position, through: position, retry }
+    }
+
+    /// The same, now that this row is known to be the head.
+    fn behind(&self, head: &Glimpse) -> Self {
+        let through = self.through.max(head.position);
+        Self { rows: self.rows, head: head.position, through, retry: head.attempted }
     }
 
     fn see(&mut self, position: Position) {
@@ -152,6 +158,7 @@ pub struct Lanes {
     rows_next: bool,
     /// Entries whose state no longer says the same `probe_at` are passed over.
     parked: BTreeSet<(Instant, Lane)>,
+    /// Rows seen in lanes that wait in `ready_keys` and `ready_rows`.
     rows_ready: usize,
     retries_in_flight: usize,
     overflowed: bool,
@@ -189,10 +196,13 @@ impl Lanes {
         }
     }
 
-    /// Rows seen in lanes that can be claimed now.
+    /// Rows seen in lanes that can be claimed now: 0 exactly when [`Self::next_request`] has none.
+    ///
+    /// Lanes whose head was attempted before wait for each other; they count as the one row that can go, so that a crowd of them
+    /// keeps nobody from looking further.
     #[must_use]
     pub fn rows_ready(&self) -> usize {
-        self.rows_ready
+        self.rows_ready + usize::from(self.retries_in_flight == 0 && !self.ready_retries.is_empty())
     }
 
     /// Lanes remembered.
@@ -235,7 +245,9 @@ impl Lanes {
                 Some(State::Ready(waiting)) => {
                     let before = waiting.rows;
                     waiting.see(glimpse.position);
-                    self.rows_ready += waiting.rows - before;
+                    if !waiting.retry {
+                        self.rows_ready += waiting.rows - before;
+                    }
                 }
                 Some(State::Parked { waiting, probe_at }) => {
                     // The head decides whether the lane can be claimed; a row at or before it is news.
@@ -316,7 +328,9 @@ impl Lanes {
     }
 
     fn dispatch(&mut self, lane: Lane, waiting: Waiting) {
-        self.rows_ready -= waiting.rows;
+        if !waiting.retry {
+            self.rows_ready -= waiting.rows;
+        }
         self.states.insert(lane, State::InFlight { asked: waiting, dirty: false });
     }
 
@@ -340,9 +354,8 @@ impl Lanes {
                         self.make_ready(lane, waiting);
                     }
                 }
-                Served::Claimed { rows: _, through: _, blocked: Some(due_in) } => {
-                    let waiting = Waiting { retry: true, ..asked };
-                    self.park(lane, waiting, due_in, now);
+                Served::Claimed { rows: _, through: _, blocked: Some(head) } => {
+                    self.place(lane, asked.behind(&head), head.state, now);
                 }
                 Served::Nothing(None) => {
                     if dirty {
@@ -350,8 +363,7 @@ impl Lanes {
                     }
                 }
                 Served::Nothing(Some(head)) => {
-                    let through = asked.through.max(head.position);
-                    let waiting = Waiting { rows: asked.rows, head: head.position, through, retry: head.attempted };
+                    let waiting = asked.behind(&head);
                     let claimable = request.retry || !head.attempted || lane == Lane::Source;
                     let lost_race = head.state == RowState::Due && claimable;
                     if lost_race && !dirty {
@@ -376,16 +388,17 @@ impl Lanes {
     }
 
     fn make_ready(&mut self, lane: Lane, waiting: Waiting) {
-        self.rows_ready += waiting.rows;
+        // STREAMCLAIM itself claims an attempted head alone.
+        let waiting = Waiting { retry: waiting.retry && lane != Lane::Source, ..waiting };
         let queue = match &lane {
-            // STREAMCLAIM itself claims an attempted head alone.
-            Lane::Source => &mut self.ready_keys,
-            Lane::Key(_) | Lane::Row(_) if waiting.retry => &mut self.ready_retries,
-            Lane::Key(_) => &mut self.ready_keys,
+            Lane::Key(_) | Lane::Row(_) | Lane::Source if waiting.retry => &mut self.ready_retries,
+            Lane::Key(_) | Lane::Source => &mut self.ready_keys,
             Lane::Row(_) => &mut self.ready_rows,
         };
         queue.push_back(lane.clone());
-        let waiting = Waiting { retry: waiting.retry && lane != Lane::Source, ..waiting };
+        if !waiting.retry {
+            self.rows_ready += waiting.rows;
+        }
         self.states.insert(lane, State::Ready(waiting));
     }
 

@@ -111,6 +111,8 @@ impl Maintenance {
     async fn inspect(&self) {
         match self.store.inspect().await {
             Ok(shape) => {
+                // Both: the slow timer's statements are written out from the shape as the fast path's are.
+                self.store.adopt(&shape);
                 self.ctx.store.adopt(&shape);
                 self.ctx.board.schema(Ok(shape.describe()));
             }

@@ -510,27 +510,41 @@ async fn poll_idle(ctx: Arc<Context>) {
     }
 }
 
-/// Reads what the publisher knows of its broker, and probes it while the gate is closed.
+/// Reads what the publisher knows of its broker, and probes it while the gate is closed or something stands against publishing: the
+/// client alone notices only seconds later that it is connected, and nothing is sent meanwhile that could show it.
 async fn watch_broker(ctx: Arc<Context>) {
     let watch = ctx.board.register(LoopName::Broker, None, ctx.turn_max());
-    loop {
+    // Asked before anything is said of it: that nobody has answered a client that was only just made is no news.
+    let mut ask = true;
+    while !ctx.stop.is_cancelled() {
+        if ask {
+            tokio::select! {
+                () = probe_broker(&ctx) => {}
+                () = ctx.stop.cancelled() => return,
+            }
+        }
         watch.succeeded();
         ctx.board.in_flight(ctx.budget.rows_in_flight() as u64, ctx.budget.bytes_in_flight() as u64);
-        ctx.board.broker_health(ctx.publisher.health());
-        tokio::select! {
-            () = tokio::time::sleep(BROKER_INTERVAL) => {}
-            () = ctx.gate.probe_due() => {
-                let answer = ctx.publisher.probe().await;
-                if let Err(error) = &answer {
-                    let text = error.to_string();
-                    let reason = Reason::Broker;
-                    Failure { stage: Stage::Publish, reason, source_name: None, error: &text, elapsed: None }.emit(&ctx.metrics);
-                }
-                ctx.gate.probed(answer.is_ok(), rand::random());
-            }
+        let health = ctx.publisher.health();
+        let troubled = health.problem.is_some();
+        ctx.board.broker_health(health);
+        ask = tokio::select! {
+            // While the gate is closed it says when to ask.
+            () = tokio::time::sleep(BROKER_INTERVAL) => troubled && ctx.gate.is_open(),
+            () = ctx.gate.probe_due() => true,
             () = ctx.stop.cancelled() => return,
-        }
+        };
     }
+}
+
+/// Asks the broker whether it is there, and tells the gate.
+async fn probe_broker(ctx: &Context) {
+    let answer = ctx.publisher.probe().await;
+    if let Err(error) = &answer {
+        let (text, reason) = (error.to_string(), Reason::Broker);
+        Failure { stage: Stage::Publish, reason, source_name: None, error: &text, elapsed: None }.emit(&ctx.metrics);
+    }
+    ctx.gate.probed(answer.is_ok(), rand::random());
 }
 
 /// Listens for commands that made old rows due again. It only shortens the wait: probes and sweeps find them without it.

@@ -173,7 +173,11 @@ impl SourceLoop {
             if self.passes.len() < passes_max {
                 // Few lanes ready: look further before claiming a small batch.
                 if self.lanes.rows_ready() < batch && self.sweeps.page_after().is_some() {
-                    self.page().await;
+                    if self.mode == Mode::Forever && self.sweeps.look_back_due(now) {
+                        self.begin_sweep(now).await;
+                    } else {
+                        self.page().await;
+                    }
                     continue;
                 }
                 if let Some(request) = self.lanes.next_request(batch) {
@@ -217,7 +221,6 @@ impl SourceLoop {
             self.sweeps.demand_full(now);
         }
         let kind = if whole_source(self.rules.policy) { SweepKind::Full } else { self.sweeps.next_kind(now) };
-        let started = Instant::now();
         let late_floor = match kind {
             SweepKind::Full | SweepKind::Late => self.ctx.store.late_floor().await,
             SweepKind::Tail => Ok(PgTime::NEG_INFINITY),
@@ -227,7 +230,7 @@ impl SourceLoop {
                 if kind == SweepKind::Full {
                     self.claimed_since_full = 0;
                 }
-                self.sweeps.begin(kind, late_floor, started.elapsed());
+                self.sweeps.begin(kind, late_floor, Duration::ZERO);
                 self.page().await;
             }
             Err(error) => self.store_failed(&error),
@@ -239,9 +242,9 @@ impl SourceLoop {
         let Some(after) = self.sweeps.page_after() else { return };
         // A whole source is one lane: its head says everything.
         let rows = if whole_source(self.rules.policy) { 1 } else { PAGE_ROWS };
-        let started = Instant::now();
-        let glimpses = match self.ctx.store.discover(&self.source, after, rows).await {
-            Ok(glimpses) => glimpses,
+        // Timed without the wait for a connection: a cold pool or a busy one must not put off the next sweep for minutes.
+        let (glimpses, took) = match self.ctx.store.discover_timed(&self.source, after, rows).await {
+            Ok(found) => found,
             Err(error) => return self.store_failed(&error),
         };
         self.ctx.store_answered();
@@ -250,7 +253,7 @@ impl SourceLoop {
         let ready_before = self.lanes.rows_ready();
         self.lanes.discovered(&glimpses, now);
         let full = glimpses.len() == rows && !whole_source(self.rules.policy);
-        self.sweeps.page(glimpses.last().map(|glimpse| glimpse.position), full, started.elapsed(), now);
+        self.sweeps.page(glimpses.last().map(|glimpse| glimpse.position), full, took, now);
         if self.lanes.take_overflowed() {
             self.sweeps.overflowed(now);
         }

@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::{Store, StoreError};
+use super::{Param, Store, StoreError};
 use crate::domain::lanes::{Glimpse, RowState};
 use crate::domain::message::{Message, PgTime, Position};
 
@@ -26,19 +26,26 @@ pub struct Claim {
 impl Store {
     /// Returns up to `rows` live rows of a source behind a position, in order, whatever their state.
     pub async fn discover(&self, source: &str, after: Position, rows: usize) -> Result<Vec<Glimpse>, StoreError> {
+        self.discover_timed(source, after, rows).await.map(|(glimpses, _)| glimpses)
+    }
+
+    /// [`Store::discover`], and how long the statement took, without the wait for a connection.
+    pub async fn discover_timed(
+        &self,
+        source: &str,
+        after: Position,
+        rows: usize,
+    ) -> Result<(Vec<Glimpse>, Duration), StoreError> {
         let statements = self.statements()?;
-        let rows = self
-            .query(
-                &statements.discover,
-                &[
-                    (&source, Type::TEXT),
-                    (&after.created_at, Type::TIMESTAMPTZ),
-                    (&after.outbox_id, Type::UUID),
-                    (&to_bigint(rows), Type::INT8),
-                ],
-            )
-            .await?;
-        rows.iter().map(glimpse).collect()
+        let params: [Param<'_>; 4] = [
+            (&source, Type::TEXT),
+            (&after.created_at, Type::TIMESTAMPTZ),
+            (&after.outbox_id, Type::UUID),
+            (&to_bigint(rows), Type::INT8),
+        ];
+        let (rows, took) = self.db.query_timed(&statements.discover, &params, self.bound).await?;
+        let glimpses = rows.iter().map(glimpse).collect::<Result<_, _>>()?;
+        Ok((glimpses, took))
     }
 
     /// Returns the head of line of each key that has one.

@@ -50,7 +50,7 @@ pub enum StoreError {
         text: String,
     },
     /// A value did not have the type that the statement expects.
-    #[error("database: {0}; the table differs from the contract: `keiro-relay doctor` names the columns")]
+    #[error("database: {0}; the table differs from the contract: `keiro-relay migrate --dry-run` names the columns")]
     Value(String),
     /// The server did not keep to the protocol.
     #[error("database: {0}")]
@@ -295,7 +295,7 @@ fn classify(code: &str) -> Class {
         // "cached plan must not change result type": the table was altered while we ran; a new connection prepares anew.
         "0A000" => class(ErrorKind::Transient, "schema", true, None),
         "42P01" | "42703" | "42704" | "42804" | "42883" | "42846" | "42P18" | "42809" | "3F000" => {
-            class(ErrorKind::Mismatch, "schema", true, Some("run `keiro-relay migrate`, or `keiro-relay doctor`"))
+            class(ErrorKind::Mismatch, "schema", true, Some("`keiro-relay migrate --dry-run` names what is missing"))
         }
         "28000" | "28P01" => class(ErrorKind::Auth, "auth", true, None),
         "3D000" => class(ErrorKind::Auth, "connect", true, None),

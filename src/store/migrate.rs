@@ -350,7 +350,8 @@ async fn apply(
 ) -> Result<(), MigrateError> {
     let mut runner = Runner::new(migrations);
     runner.set_migration_table_name(history_table);
-    let run = tokio::time::timeout(STEP_MAX, runner.run_async(session.client_mut())).await;
+    let client = session.client_mut().map_err(doing("migrating"))?;
+    let run = tokio::time::timeout(STEP_MAX, runner.run_async(client)).await;
     let error = match run {
         Ok(Ok(_)) => return Ok(()),
         Ok(Err(error)) => error,

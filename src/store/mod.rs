@@ -100,6 +100,13 @@ impl Store {
         self.known().is_some_and(|known| known.shape.rejected_columns)
     }
 
+    /// The text of a statement of the adopted shape, by the name of its file: for tests and benchmarks that look at plans.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn statement(&self, name: &str) -> Option<String> {
+        self.known().and_then(|known| known.statements.text(name).map(str::to_owned))
+    }
+
     /// Opens a connection that hears when a command made old rows due again.
     ///
     /// # Errors

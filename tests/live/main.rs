@@ -1,11 +1,14 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
+mod claim;
 mod db;
 mod demo;
 mod enqueue;
+mod late;
 mod migrate;
 mod publish;
 mod relay;
 mod schema;
 mod smoke;
+mod stop;
 mod support;

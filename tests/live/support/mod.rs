@@ -8,10 +8,15 @@
 pub mod acls;
 pub mod daemon;
 pub mod database;
+pub mod feed;
 pub mod oracle;
+pub mod outbox;
+pub mod random;
 pub mod services;
+pub mod session;
 pub mod store;
 pub mod topics;
+pub mod victims;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
