@@ -2,6 +2,7 @@
 
 mod claim;
 mod db;
+mod demo;
 mod enqueue;
 mod late;
 mod migrate;
