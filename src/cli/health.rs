@@ -39,7 +39,8 @@ pub fn check(listen: SocketAddr, ready: bool, timeout: Duration) -> Result<Answe
     })
 }
 
-fn ask(address: SocketAddr, path: &str, timeout: Duration) -> io::Result<Answer> {
+/// Asks for a path; `timeout` bounds all of it.
+pub(super) fn ask(address: SocketAddr, path: &str, timeout: Duration) -> io::Result<Answer> {
     let deadline = Instant::now() + timeout;
     let mut stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_write_timeout(Some(left(deadline)?))?;

@@ -4,6 +4,7 @@
 
 pub mod config;
 pub mod demo;
+pub mod enqueue;
 pub mod health;
 pub mod migrate;
 mod operator;
@@ -87,6 +88,15 @@ enum Command {
     /// Check or print the configuration; contacts nothing.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Insert rows, one JSON object a line on standard input, in one transaction: all of them or none.
+    ///
+    /// Keys are the table's column names, with the payload as `payload` (any JSON), `payload_text` or `payload_base64`. Prints one
+    /// object a line: {"line","outbox_id","message_id","inserted"}.
+    #[command(
+        after_help = "Example:\n  echo '{\"source\":\"billing\",\"destination\":\"invoices\",\"message_key\":\"42\",\
+                      \"event_type\":\"InvoiceSent\",\"payload\":{\"total\":7}}' | keiro-relay enqueue"
+    )]
+    Enqueue,
     /// Show every source: policy, rows by status, ages, what it is halted on.
     #[command(after_help = "Example:\n  keiro-relay status --json")]
     Status {
@@ -108,6 +118,17 @@ enum Command {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Show the main job end to end, on a PostgreSQL and a Kafka of its own, and check it.
+    ///
+    /// Writes rows over four sources with the four policies, relays them with a real `keiro-relay run`, reads the topics back
+    /// and compares. Exit 0 only when the check held. With --database-url or --brokers it uses those servers instead, under
+    /// names of its own that it removes at the end (the brokers without TLS or SASL). --config is not used: the demo writes
+    /// its own.
+    #[command(
+        after_help = "Examples:\n  keiro-relay demo\n  keiro-relay demo --rows 100000 --keep\n  keiro-relay demo --broker mock\n  \
+                      keiro-relay demo --database-url postgres://me@localhost/scratch --brokers localhost:9092"
+    )]
+    Demo(demo::Options),
     /// Ask the running relay whether it is alive; exit 1 when it is not.
     #[command(after_help = "Example:\n  keiro-relay health --ready")]
     Health {
@@ -187,9 +208,18 @@ fn dispatch(cli: Cli) -> u8 {
             });
             with_config(&global, |config| block_on(migrate(&config, migrate::Options { profile, dry_run })))
         }
+        Command::Enqueue => with_config(&global, |config| block_on(enqueue(&config))),
         Command::Status { json } => with_config(&global, |config| block_on(operator::status(&config, json))),
         Command::Resume { source, json, dry_run } => {
             with_config(&global, |config| block_on(operator::resume(&config, &source, json, dry_run)))
+        }
+        Command::Demo(options) => {
+            if global.config.is_some() {
+                complain("demo writes its own configuration: leave --config out");
+                return EXIT_USAGE;
+            }
+            let Global { database_url, brokers, log_level, config: _ } = global;
+            demo::run(&options, demo::Given { database_url, brokers, log_level })
         }
         Command::Health { ready } => with_config(&global, |config| health(&config, ready)),
     }
@@ -197,20 +227,34 @@ fn dispatch(cli: Cli) -> u8 {
 
 async fn migrate(config: &Config, options: migrate::Options) -> u8 {
     let database = &config.database;
-    match Db::new(database, &config.relay.instance, &config.policy_hash()) {
+    match connect(config) {
         Ok(db) => {
-            // Stdout's lock cannot cross an await on another thread, and the report is short: it is written in one go.
-            let (mut out, mut err) = (Vec::new(), Vec::new());
-            let code = migrate::run(&db, &database.schema, &database.table, options, &mut out, &mut err).await;
-            let _ = io::stderr().lock().write_all(&err);
-            let _ = io::stdout().lock().write_all(&out);
-            written(code)
+            let (mut out, mut err) = (io::stdout(), io::stderr());
+            written(migrate::run(&db, &database.schema, &database.table, options, &mut out, &mut err).await)
         }
-        Err(error) => {
-            complain(&error.to_string());
-            EXIT_CONFIG
-        }
+        Err(code) => code,
     }
+}
+
+async fn enqueue(config: &Config) -> u8 {
+    let database = &config.database;
+    match connect(config) {
+        Ok(db) => {
+            let (mut out, mut err) = (io::stdout(), io::stderr());
+            let bound = database.statement_timeout + database.connect_timeout;
+            let input = io::stdin().lock();
+            written(enqueue::run(&db, &database.schema, &database.table, bound, input, &mut out, &mut err).await)
+        }
+        Err(code) => code,
+    }
+}
+
+/// A pool for a command, or its exit code.
+fn connect(config: &Config) -> Result<Db, u8> {
+    Db::new(&config.database, &config.relay.instance, &config.policy_hash()).map_err(|error| {
+        complain(&error.to_string());
+        EXIT_CONFIG
+    })
 }
 
 fn health(config: &Config, ready: bool) -> u8 {

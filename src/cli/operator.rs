@@ -123,10 +123,8 @@ pub(super) async fn resume(config: &Config, source: &str, json: bool, dry_run: b
         Err(code) => return code,
     };
     if config.rules(source).map(|rules| rules.policy) != Some(Policy::StopTheLine) {
-        complain(&format!(
-            "source {source:?} is not a stop_the_line source of this configuration, so it is never halted"
-        ));
-        return EXIT_STATE;
+        // Only a breaker holds such a source, and only the running relays know about it.
+        return tell_resumed(&store, source, json, dry_run).await;
     }
     match store.resume(source, dry_run).await {
         Ok(Some(outbox_id)) => {
@@ -140,6 +138,10 @@ pub(super) async fn resume(config: &Config, source: &str, json: bool, dry_run: b
             EXIT_OK
         }
         Ok(None) => {
+            // A breaker may hold it all the same, and only the running relays know.
+            if !dry_run && let Err(error) = store.tell_resumed(source).await {
+                complain(&error.to_string());
+            }
             if json {
                 say(&json!({ "source": source, "error": "not_halted" }).to_string());
             }
@@ -151,4 +153,30 @@ pub(super) async fn resume(config: &Config, source: &str, json: bool, dry_run: b
             EXIT_FAILED
         }
     }
+}
+
+/// Tells the running relays to go on with a source that is not `stop_the_line`.
+async fn tell_resumed(store: &Store, source: &str, json: bool, dry_run: bool) -> u8 {
+    match store.sources(crate::relay::SOURCES_MAX).await {
+        Ok(sources) if !sources.iter().any(|name| name == source) => {
+            complain(&format!("there is no source {source:?} in the table"));
+            return EXIT_STATE;
+        }
+        Ok(_) => {}
+        Err(error) => {
+            complain(&error.to_string());
+            return EXIT_FAILED;
+        }
+    }
+    let told = if dry_run { Ok(()) } else { store.tell_resumed(source).await };
+    match told {
+        Ok(()) if json => say(&json!({ "source": source, "outbox_id": null, "resumed": !dry_run }).to_string()),
+        Ok(()) if dry_run => say(&format!("would tell the running relays to go on with {source}")),
+        Ok(()) => say(&format!("told the running relays to go on with {source}")),
+        Err(error) => {
+            complain(&error.to_string());
+            return EXIT_FAILED;
+        }
+    }
+    EXIT_OK
 }

@@ -31,6 +31,7 @@ use crate::domain::policy::{OnHalt, Policy, SourceRules};
 
 pub use database::Connection;
 pub use load::{ConfigFile, DEFAULT_FILES, Loaded, Overrides, environment};
+pub(crate) use problems::nearest;
 pub use problems::{Origin, Problem, Problems, SettingError, Warning};
 
 /// What a lease keeps in reserve beside the publish and settle timeouts: for clocks that run apart, a scheduler that pauses us,
@@ -42,15 +43,21 @@ pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// Everything the daemon runs by, validated: every relation between settings holds.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// `[database]`
     pub database: Database,
+    /// `[kafka]`
     pub kafka: Kafka,
+    /// `[relay]`
     pub relay: Relay,
     /// Rules of sources that have no section of their own.
     pub defaults: SourceRules,
     /// Rules by exact source name.
     pub sources: BTreeMap<String, SourceRules>,
+    /// `[maintenance]`
     pub maintenance: Maintenance,
+    /// `[http]`
     pub http: Http,
+    /// `[log]`
     pub log: Log,
 }
 
@@ -102,34 +109,49 @@ pub struct Database {
     pub password: Option<Secret>,
     /// Read at each connect when set; wins over a password in the URL. Never set together with `password`.
     pub password_file: Option<PathBuf>,
+    /// Schema of the outbox table; an SQL identifier.
     pub schema: String,
+    /// Name of the outbox table; an SQL identifier.
     pub table: String,
+    /// Connections at most; one of them is the slow timer's.
     pub pool_size: usize,
+    /// Longest wait for a connection.
     pub connect_timeout: Duration,
+    /// Longest time the server spends on a statement of ours.
     pub statement_timeout: Duration,
     /// `false` behind a transaction pooler: no named statements, session settings inside each transaction.
     pub prepared_statements: bool,
     /// `synchronous_commit` of the relay's own statements; operator commands always commit synchronously.
     pub synchronous_commit: bool,
+    /// `[database.tls]`
     pub tls: Tls,
 }
 
 /// `[database.tls]`
 #[derive(Debug, Clone)]
 pub struct Tls {
+    /// How much TLS is asked for.
     pub mode: TlsMode,
+    /// PEM file of the authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
+    /// PEM file of our certificate.
     pub cert_file: Option<PathBuf>,
+    /// PEM file of its key.
     pub key_file: Option<PathBuf>,
 }
 
 /// libpq's `sslmode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsMode {
+    /// No TLS.
     Disable,
+    /// TLS when the server has it, unverified.
     Prefer,
+    /// TLS, unverified unless `ca_file` is set.
     Require,
+    /// TLS with a trusted certificate, whatever its name.
     VerifyCa,
+    /// TLS with a trusted certificate for the host.
     VerifyFull,
 }
 
@@ -153,6 +175,7 @@ impl TlsMode {
 /// `[kafka]`
 #[derive(Debug, Clone)]
 pub struct Kafka {
+    /// `host:port` of the brokers to ask first.
     pub brokers: Vec<String>,
     /// The client's message.max.bytes: above any topic's limit, so that the broker judges size.
     pub message_bytes_max: usize,
@@ -167,18 +190,29 @@ pub struct Kafka {
 /// `[relay]`
 #[derive(Debug, Clone)]
 pub struct Relay {
+    /// Name of this relay in log, `/status` and `application_name`; 1 to 128 printable bytes.
     pub instance: String,
+    /// Rows one claim takes at most.
     pub batch_rows_max: usize,
+    /// Payload bytes one claim takes at most; its first row always fits.
     pub batch_bytes_max: usize,
+    /// Rows claimed and not settled, over all sources.
     pub in_flight_rows_max: usize,
+    /// Their payload bytes.
     pub in_flight_bytes_max: usize,
+    /// Pause between two looks while a source was busy a moment ago.
     pub poll_interval_min: Duration,
+    /// Longest pause between two looks at an idle source.
     pub poll_interval_max: Duration,
+    /// Time from asking for a claim until every row of it has its outcome.
     pub publish_timeout: Duration,
+    /// Time kept for writing verdicts, also at a stop.
     pub settle_timeout: Duration,
     /// How long a row may stay in `publishing` before anyone may requeue it: the lease.
     pub publishing_timeout: Duration,
+    /// Time from the stop signal until the process ends.
     pub shutdown_grace: Duration,
+    /// What to do with sources that have no section.
     pub unlisted_sources: UnlistedSources,
 }
 
@@ -205,6 +239,7 @@ impl UnlistedSources {
 /// `[maintenance]`
 #[derive(Debug, Clone)]
 pub struct Maintenance {
+    /// Pause between two ticks of the slow timer.
     pub interval: Duration,
     /// `None` is "off": sent rows are kept.
     pub retention: Option<Duration>,
@@ -213,12 +248,14 @@ pub struct Maintenance {
 /// `[http]`
 #[derive(Debug, Clone)]
 pub struct Http {
+    /// Address of `/metrics`, `/livez`, `/readyz` and `/status`.
     pub listen: SocketAddr,
 }
 
 /// `[log]`
 #[derive(Debug, Clone)]
 pub struct Log {
+    /// How lines look.
     pub format: LogFormat,
     /// A `tracing` filter, such as `info` or `keiro_relay=debug`.
     pub level: String,
@@ -227,7 +264,9 @@ pub struct Log {
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
+    /// One JSON object a line.
     Json,
+    /// For people.
     Text,
 }
 

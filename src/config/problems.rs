@@ -186,7 +186,7 @@ pub(super) fn shown(text: &str) -> String {
 }
 
 /// The allowed name that was probably meant, if one is near enough to be worth naming.
-pub(super) fn nearest<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let folded = name.to_ascii_lowercase();
     let allowed: Vec<&str> = allowed.into_iter().collect();
     // The beginning of one name only is that name: `per_key`, `stop`.

@@ -85,8 +85,8 @@ pub enum Served {
         rows: usize,
         /// The last of them.
         through: Position,
-        /// When the lane did not get through: how long until its pivot is due.
-        blocked: Option<Duration>,
+        /// The first of them that is neither sent nor terminal, as it is now: what the lane did not get past.
+        blocked: Option<Glimpse>,
     },
     /// Nothing was claimed; the lane's head afterwards, if it has any.
     Nothing(Option<Glimpse>),
@@ -113,6 +113,12 @@ impl Waiting {
     fn of(glimpse: &Glimpse) -> Self {
         let (position, retry) = (glimpse.position, glimpse.attempted);
         Self { rows: 1, head: position, through: position, retry }
+    }
+
+    /// The same, now that this row is known to be the head.
+    fn behind(&self, head: &Glimpse) -> Self {
+        let through = self.through.max(head.position);
+        Self { rows: self.rows, head: head.position, through, retry: head.attempted }
     }
 
     fn see(&mut self, position: Position) {
@@ -348,9 +354,8 @@ impl Lanes {
                         self.make_ready(lane, waiting);
                     }
                 }
-                Served::Claimed { rows: _, through: _, blocked: Some(due_in) } => {
-                    let waiting = Waiting { retry: true, ..asked };
-                    self.park(lane, waiting, due_in, now);
+                Served::Claimed { rows: _, through: _, blocked: Some(head) } => {
+                    self.place(lane, asked.behind(&head), head.state, now);
                 }
                 Served::Nothing(None) => {
                     if dirty {
@@ -358,8 +363,7 @@ impl Lanes {
                     }
                 }
                 Served::Nothing(Some(head)) => {
-                    let through = asked.through.max(head.position);
-                    let waiting = Waiting { rows: asked.rows, head: head.position, through, retry: head.attempted };
+                    let waiting = asked.behind(&head);
                     let claimable = request.retry || !head.attempted || lane == Lane::Source;
                     let lost_race = head.state == RowState::Due && claimable;
                     if lost_race && !dirty {

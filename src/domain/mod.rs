@@ -3,6 +3,7 @@
 //! Nothing here ever does IO, reads a clock or draws a random number: time and draws are arguments.
 
 pub mod backoff;
+pub mod breaker;
 pub mod lanes;
 pub mod message;
 pub mod outcome;

@@ -30,11 +30,25 @@ pub enum SweepKind {
     Tail,
 }
 
+/// The sweep under way.
+#[derive(Debug, Clone, Copy)]
+struct Current {
+    /// What it still covers: a full or late sweep that has reached `until` is a tail sweep from there on.
+    kind: SweepKind,
+    /// Where its next page begins.
+    position: Position,
+    /// The last row ever seen when it began: up to there it looks back.
+    until: Position,
+    /// Sampled before it.
+    late_floor: PgTime,
+    /// The time its queries took.
+    spent: Duration,
+}
+
 /// The sweeps of one source.
 #[derive(Debug)]
 pub struct Sweeps {
-    /// The one under way: its kind, where its next page begins, the late floor sampled before it, the time its queries took.
-    current: Option<(SweepKind, Position, PgTime, Duration)>,
+    current: Option<Current>,
     /// The last row ever seen.
     tail: Position,
     /// Rows that were invisible to the last sweep have a created_at no earlier than this.
@@ -62,7 +76,15 @@ impl Sweeps {
     /// Where the next page of the sweep under way begins.
     #[must_use]
     pub fn page_after(&self) -> Option<Position> {
-        self.current.map(|(_, position, _, _)| position)
+        self.current.map(|current| current.position)
+    }
+
+    /// Whether the sweep under way only moves forward although it is time to look back: begin that sweep instead of reading
+    /// the next page. While rows come in faster than they are relayed, a sweep never ends.
+    #[must_use]
+    pub fn look_back_due(&self, now: Instant) -> bool {
+        let forward = self.current.is_some_and(|current| current.kind == SweepKind::Tail);
+        forward && self.next_kind(now) != SweepKind::Tail
     }
 
     /// What a sweep that began now would cover.
@@ -107,7 +129,7 @@ impl Sweeps {
             SweepKind::Late => self.tail.min(Position::at(self.late_from)),
             SweepKind::Tail => self.tail,
         };
-        self.current = Some((kind, from, late_floor, took));
+        self.current = Some(Current { kind, position: from, until: self.tail, late_floor, spent: took });
         if kind == SweepKind::Full {
             self.again_at = None;
         }
@@ -115,29 +137,34 @@ impl Sweeps {
 
     /// Takes in a page: its last row, and whether it was full (so that another follows).
     pub fn page(&mut self, last: Option<Position>, full: bool, took: Duration, now: Instant) {
-        let Some((kind, _, late_floor, spent)) = self.current else { return };
-        let spent = spent + took;
+        let Some(mut current) = self.current.take() else { return };
+        current.spent += took;
         if let Some(last) = last {
             self.tail = self.tail.max(last);
-            if full {
-                self.current = Some((kind, last, late_floor, spent));
-                return;
+            current.position = last;
+        }
+        let more = full && last.is_some();
+        if !more || current.position >= current.until {
+            self.looked_back(current, now);
+            current.kind = SweepKind::Tail;
+        }
+        if more {
+            self.current = Some(current);
+        }
+    }
+
+    /// Everything up to the last row that had been seen when the sweep began was looked at again.
+    fn looked_back(&mut self, sweep: Current, now: Instant) {
+        match sweep.kind {
+            SweepKind::Tail => return,
+            SweepKind::Late => self.next_late_at = now + sweep.spent * LATE_COST_FACTOR,
+            // What a full sweep costs says nothing about what a late one will.
+            SweepKind::Full => {
+                let next = now + (sweep.spent * FULL_COST_FACTOR).clamp(FULL_INTERVAL_MIN, FULL_INTERVAL_MAX);
+                self.next_full_at = self.again_at.map_or(next, |again| again.min(next));
             }
         }
-        self.current = None;
-        match kind {
-            SweepKind::Tail => {}
-            SweepKind::Late | SweepKind::Full => {
-                self.late_from = PgTime(late_floor.0.saturating_sub(LATE_MARGIN_MICROS));
-                if kind == SweepKind::Late {
-                    self.next_late_at = now + spent * LATE_COST_FACTOR;
-                } else {
-                    // What a full sweep costs says nothing about what a late one will.
-                    let next = now + (spent * FULL_COST_FACTOR).clamp(FULL_INTERVAL_MIN, FULL_INTERVAL_MAX);
-                    self.next_full_at = self.again_at.map_or(next, |again| again.min(next));
-                }
-            }
-        }
+        self.late_from = PgTime(sweep.late_floor.0.saturating_sub(LATE_MARGIN_MICROS));
     }
 
     /// A lane did not fit into memory.

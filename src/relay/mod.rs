@@ -36,7 +36,7 @@ use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
 use crate::domain::policy::SourceRules;
 use crate::publish::Publisher;
-use crate::store::{ErrorKind, InspectError, Listening, Store, StoreError};
+use crate::store::{ErrorKind, Heard, InspectError, Listening, Store, StoreError};
 use crate::telemetry::{Failure, LoopName, Metrics, Reason, Stage, StateChange};
 
 /// Sources served at most; more are refused and shown.
@@ -107,15 +107,26 @@ impl Context {
         }
     }
 
+    /// An operator says that the source may go on.
+    fn resumed(&self, source: &str) {
+        if let Some(wakers) = self.wakers().get(source) {
+            wakers.resumed.store(true, Ordering::Relaxed);
+            wakers.changed.notify_one();
+        }
+    }
+
     fn changed_all(&self) {
         for wakers in self.wakers().values() {
             wakers.changed.notify_one();
         }
     }
 
-    /// A `stop_the_line` source is halted, or moves.
+    /// A `stop_the_line` source is halted by its head, or moves. An open breaker has the last word.
     fn halted(&self, source: &str, halt: Option<Halt>) {
-        self.board.halted(source, halt);
+        let broken = self.wakers().get(source).is_some_and(|wakers| wakers.broken.load(Ordering::Relaxed));
+        if !broken {
+            self.board.halted(source, halt);
+        }
     }
 
     fn wakers(&self) -> std::sync::MutexGuard<'_, HashMap<Arc<str>, Arc<Wakers>>> {
@@ -561,8 +572,9 @@ async fn listen_for_changes(ctx: Arc<Context>) {
         loop {
             tokio::select! {
                 said = listener.next() => match said {
-                    Some(source) if source.is_empty() => ctx.changed_all(),
-                    Some(source) => ctx.changed(&source),
+                    Some(Heard::Changed(source)) if source.is_empty() => ctx.changed_all(),
+                    Some(Heard::Changed(source)) => ctx.changed(&source),
+                    Some(Heard::Resumed(source)) => ctx.resumed(&source),
                     None => break,
                 },
                 () = tokio::time::sleep(DISCOVER_INTERVAL) => watch.tick(),

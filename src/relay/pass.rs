@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::Context;
 use super::budget::Share;
 use crate::config::LEASE_MARGIN;
-use crate::domain::lanes::{Glimpse, Lane, Lanes, PROBE_INTERVAL_MAX, Request, Served};
+use crate::domain::lanes::{Glimpse, Lane, Lanes, PROBE_INTERVAL_MAX, Request, RowState, Served};
 use crate::domain::message::Message;
 use crate::domain::outcome::{Blame, Outcome, Setback};
 use crate::domain::plan::{self, Verdict};
@@ -100,7 +100,7 @@ pub(super) async fn run(
     };
     ctx.store_answered();
     Claimed { source_name: source, rows: claim.messages.len(), elapsed: started.elapsed() }.emit(&ctx.metrics);
-    let bytes = claim.messages.iter().map(|message| message.payload.len()).sum();
+    let bytes: usize = claim.messages.iter().map(|message| message.payload.len()).sum();
     share.shrink(claim.messages.len(), bytes);
 
     let mut report = Report {
@@ -115,9 +115,11 @@ pub(super) async fn run(
     }
     drop(share);
 
-    // Lanes that yielded nothing: one look at their heads says whether to forget them or when to ask again.
-    let silent: Vec<&Lane> =
-        request.lanes.iter().map(|wanted| &wanted.lane).filter(|lane| !by_lane.contains_key(*lane)).collect();
+    // Lanes that yielded nothing: one look at their heads says whether to forget them or when to ask again. When the bytes of the
+    // others filled the batch it may not have reached them: they are asked again at once.
+    let reached = bytes < ctx.config.relay.batch_bytes_max;
+    let lanes = request.lanes.iter().map(|wanted| &wanted.lane);
+    let silent: Vec<&Lane> = lanes.filter(|lane| reached && !by_lane.contains_key(*lane)).collect();
     if !silent.is_empty() {
         match peek(ctx, source, &silent).await {
             Ok(heads) => {
@@ -425,13 +427,19 @@ fn serve(
     if lane.iter().any(|&index| lost.contains(&messages[index].outbox_id)) {
         return (name, Served::Unsettled);
     }
-    let blocked = lane.iter().find_map(|&index| match &verdicts[index] {
-        Verdict::Sent | Verdict::Rejected(_) => None,
-        Verdict::Failed { delay, .. } => Some(*delay),
-        Verdict::Returned { pause, .. } => Some(*pause),
-        Verdict::Held { .. } => Some(PROBE_INTERVAL_MAX),
-        // A dead row releases its lane: what was skipped behind it is due now.
-        Verdict::Dead { .. } | Verdict::Skipped { .. } => Some(Duration::ZERO),
+    let blocked = lane.iter().find_map(|&index| {
+        let message = &messages[index];
+        // Whether an attempt is spent on it now: those that return theirs are what they were before.
+        let (due_in, attempted) = match &verdicts[index] {
+            // Terminal. A dead row releases its lane: the head is what was skipped behind it.
+            Verdict::Sent | Verdict::Rejected(_) | Verdict::Dead { .. } => return None,
+            Verdict::Failed { delay, .. } => (*delay, true),
+            Verdict::Held { .. } => (PROBE_INTERVAL_MAX, true),
+            Verdict::Returned { pause, .. } => (*pause, message.attempted_before()),
+            Verdict::Skipped { .. } => (Duration::ZERO, message.attempted_before()),
+        };
+        let state = if due_in.is_zero() { RowState::Due } else { RowState::Later(due_in) };
+        Some(Glimpse { position: message.position(), message_key: None, state, attempted })
     });
     let through = messages[lane[lane.len() - 1]].position();
     (name, Served::Claimed { rows: lane.len(), through, blocked })

@@ -108,13 +108,6 @@ impl Poller {
         }
     }
 
-    /// Wakes every idle source: something changed that no poll shows.
-    pub fn wake_all(&self) {
-        for (_, idle) in self.lock().drain() {
-            idle.wake.notify_one();
-        }
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Arc<str>, Idle>> {
         self.idle.lock().expect("no code panics while it holds this lock")
     }

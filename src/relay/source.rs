@@ -3,6 +3,7 @@
 //! Nothing here ever decides what may be claimed (the statements do) or what becomes of a row (`domain::plan` does).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -13,6 +14,7 @@ use super::Context;
 use super::health::{Halt, HaltKind};
 use super::pass::{self, PassSummary, Report};
 
+use crate::domain::breaker::{Allowance, Breaker, Change, STREAK_MAX};
 use crate::domain::lanes::{Lanes, Request};
 use crate::domain::message::{PgTime, Position};
 use crate::domain::policy::{OnHalt, Policy, SourceRules};
@@ -62,6 +64,10 @@ pub(super) struct Wakers {
     pub polled: Arc<Notify>,
     /// Somebody changed rows in a way no poll shows: look at everything.
     pub changed: Notify,
+    /// An operator resumed the source.
+    pub resumed: AtomicBool,
+    /// The breaker is open: it is what halts the source, whatever its head looks like.
+    pub broken: AtomicBool,
 }
 
 /// The loop of one source and what it remembers.
@@ -81,6 +87,7 @@ pub(super) struct SourceLoop {
     database_failed: bool,
     /// Serves a source that another relay holds until then, because that one leaves rows waiting.
     helping_until: Instant,
+    breaker: Breaker,
     done: Done,
     /// Rows claimed since the last full sweep began.
     claimed_since_full: u64,
@@ -109,6 +116,7 @@ impl SourceLoop {
             database_pause: DATABASE_PAUSE_MIN,
             database_failed: false,
             helping_until: Instant::now(),
+            breaker: Breaker::default(),
             done: Done::default(),
             claimed_since_full: 0,
         }
@@ -146,11 +154,30 @@ impl SourceLoop {
                 }
                 self.lanes.tick(now);
             }
-            if self.passes.len() < PASSES_MAX {
+            if self.wakers.resumed.swap(false, Ordering::Relaxed) {
+                let change = self.breaker.close();
+                self.breaker_changed(change);
+            }
+            let (batch, passes_max) = match self.breaker.allowance(now) {
+                Allowance::All => (self.ctx.config.relay.batch_rows_max, PASSES_MAX),
+                Allowance::One => (1, 1),
+                Allowance::Nothing(_) if self.mode == Mode::Drain && self.passes.is_empty() => {
+                    self.done.gave_up = true;
+                    break;
+                }
+                Allowance::Nothing(until) => {
+                    self.rest_until(until).await;
+                    continue;
+                }
+            };
+            if self.passes.len() < passes_max {
                 // Few lanes ready: look further before claiming a small batch.
-                let batch = self.ctx.config.relay.batch_rows_max;
                 if self.lanes.rows_ready() < batch && self.sweeps.page_after().is_some() {
-                    self.page().await;
+                    if self.mode == Mode::Forever && self.sweeps.look_back_due(now) {
+                        self.begin_sweep(now).await;
+                    } else {
+                        self.page().await;
+                    }
                     continue;
                 }
                 if let Some(request) = self.lanes.next_request(batch) {
@@ -270,6 +297,8 @@ impl SourceLoop {
             }
         }
         self.done.summary.add(&report.summary);
+        let change = self.breaker.settled(report.summary.sent, report.summary.dead + report.summary.rejected, now);
+        self.breaker_changed(change);
         self.lanes.served(&request, report.served, now);
         if report.database_failed {
             self.sweeps.abandon(now);
@@ -305,6 +334,36 @@ impl SourceLoop {
             () = wakers.polled.notified(), if may_sweep => wakers.polled.notify_one(),
             () = wakers.changed.notified() => self.look_at_everything(),
             () = tokio::time::sleep_until(wake_at.into()) => {}
+            () = ctx.stop.cancelled() => {}
+        }
+    }
+
+    /// Shows that the breaker opened or closed.
+    fn breaker_changed(&self, change: Change) {
+        let halt = match change {
+            Change::None => return,
+            Change::Closed => None,
+            Change::Opened => {
+                let reason = format!(
+                    "breaker.open: {STREAK_MAX} rows in a row ended dead or rejected without one that was sent; look at them, then \
+                     `keiro-relay resume {}`",
+                    self.source
+                );
+                Some(Halt { kind: HaltKind::Breaker, outbox_id: None, reason })
+            }
+        };
+        self.wakers.broken.store(halt.is_some(), Ordering::Relaxed);
+        self.ctx.board.halted(&self.source, halt);
+    }
+
+    /// The breaker is open: nothing is claimed until then, or until an operator says so.
+    async fn rest_until(&mut self, until: Instant) {
+        let (ctx, wakers) = (Arc::clone(&self.ctx), Arc::clone(&self.wakers));
+        let until = until.min(Instant::now() + DATABASE_PAUSE_MAX);
+        tokio::select! {
+            Some(finished) = self.passes.join_next() => self.finished(finished),
+            () = wakers.changed.notified() => self.look_at_everything(),
+            () = tokio::time::sleep_until(until.into()) => {}
             () = ctx.stop.cancelled() => {}
         }
     }

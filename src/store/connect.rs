@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use openssl::error::ErrorStack;
@@ -14,10 +14,10 @@ use openssl::x509::X509;
 use openssl::x509::store::X509StoreBuilder;
 use postgres_openssl::{MakeTlsConnector, TlsStream};
 use tokio_postgres::config::{Host, SslMode, SslNegotiation};
-use tokio_postgres::{Client, Connection, Socket};
+use tokio_postgres::{Client, Socket};
 
 use super::error::StoreError;
-use crate::config::{Database, Tls, TlsMode};
+use crate::config::{Connection, Database, Tls, TlsMode};
 
 /// Longest `application_name` the server keeps.
 const APPLICATION_NAME_BYTES_MAX: usize = 63;
@@ -31,7 +31,7 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 const DRIVER_KEEPALIVE_IDLE: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// The half of a connection that does its IO.
-pub(super) type Driver = Connection<Socket, TlsStream<Socket>>;
+pub(super) type Driver = tokio_postgres::Connection<Socket, TlsStream<Socket>>;
 
 /// Everything needed to open a connection, secrets included; lives for one attempt.
 pub(super) struct Resolved {
@@ -64,35 +64,31 @@ pub(super) async fn open(
 
 /// Reads and checks the settings as the next connection will use them. Contacts nothing.
 pub(super) fn resolve(database: &Database, application_name: &str) -> Result<Resolved, StoreError> {
-    let url = match &database.url_file {
-        Some(file) => read_secret("database.url_file", file)?,
-        None => database.url.expose().trim().to_owned(),
-    };
-    let (url, in_url) = take_tls_parameters(&url);
-    let mut driver: tokio_postgres::Config = url.parse().map_err(|_| {
+    let Connection { url, password, tls } =
+        database.connect_config().map_err(|error| StoreError::Setting(error.to_string()))?;
+    let mut driver: tokio_postgres::Config = url.expose().parse().map_err(|_| {
         StoreError::Setting(
             "database.url is not a connection URL; expected postgres://USER@HOST:PORT/DATABASE, with %-escapes for \
              special characters in user and password"
                 .to_owned(),
         )
     })?;
-    if let Some(file) = &database.password_file {
-        driver.password(read_secret("database.password_file", file)?);
+    if let Some(password) = password {
+        driver.password(password.expose());
     }
-    let tls = effective_tls(&database.tls, in_url)?;
     let hosts = complete_hosts(&mut driver)?;
     let socket_only = driver.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)));
     // libpq ignores sslmode on Unix sockets; the driver would fail.
-    let mode = if socket_only { TlsMode::Disable } else { tls.mode };
-    driver
-        .ssl_mode(match mode {
-            TlsMode::Disable => SslMode::Disable,
-            TlsMode::Prefer => SslMode::Prefer,
-            TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => SslMode::Require,
-        })
-        .application_name(application_name)
-        // Half, so that the second address of a name is still tried within the whole bound.
-        .connect_timeout(database.connect_timeout / 2);
+    let mode = if socket_only { TlsMode::Disable } else { effective_mode(&tls)? };
+    match mode {
+        TlsMode::Disable => driver.ssl_mode(SslMode::Disable),
+        // What the URL says, "prefer" when it says nothing: this default must not weaken it.
+        TlsMode::Prefer => &mut driver,
+        TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => driver.ssl_mode(SslMode::Require),
+    }
+    .application_name(application_name)
+    // Half, so that the second address of a name is still tried within the whole bound.
+    .connect_timeout(database.connect_timeout / 2);
     if driver.get_keepalives_idle() == DRIVER_KEEPALIVE_IDLE {
         driver.keepalives_idle(KEEPALIVE_IDLE);
     }
@@ -118,130 +114,17 @@ pub(super) fn application_name(instance: &str, policy_hash: &str) -> String {
     format!("keiro-relay/{}/{policy_hash}", &instance[..end])
 }
 
-/// The first line of a file that holds a secret.
-fn read_secret(setting: &str, file: &Path) -> Result<String, StoreError> {
-    let text = fs::read_to_string(file)
-        .map_err(|error| StoreError::Setting(format!("{setting} = {:?} cannot be read: {error}", file.display())))?;
-    let text = text.trim_end_matches(['\r', '\n']);
-    if text.is_empty() {
-        return Err(StoreError::Setting(format!("{setting} = {:?} is empty", file.display())));
-    }
-    Ok(text.to_owned())
-}
-
-/// TLS parameters of libpq that the driver does not know, or knows only in part.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-struct TlsParameters {
-    mode: Option<String>,
-    ca_file: Option<PathBuf>,
-    system_ca: bool,
-    cert_file: Option<PathBuf>,
-    key_file: Option<PathBuf>,
-}
-
-impl TlsParameters {
-    /// Keeps a parameter that is ours; `false` when it is the driver's.
-    fn take(&mut self, key: &str, value: &str) -> bool {
-        match key {
-            "sslmode" => self.mode = Some(value.to_owned()),
-            "sslrootcert" if value == "system" => self.system_ca = true,
-            "sslrootcert" => self.ca_file = Some(PathBuf::from(value)),
-            "sslcert" => self.cert_file = Some(PathBuf::from(value)),
-            "sslkey" => self.key_file = Some(PathBuf::from(value)),
-            _ => return false,
-        }
-        true
-    }
-}
-
-/// Takes libpq's TLS parameters out of a URL, or out of `key=value` words.
-fn take_tls_parameters(url: &str) -> (String, TlsParameters) {
-    let mut taken = TlsParameters::default();
-    if url.contains("://") {
-        let Some((base, query)) = url.split_once('?') else { return (url.to_owned(), taken) };
-        let rest: Vec<&str> = query
-            .split('&')
-            .filter(|pair| {
-                let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-                !taken.take(key, &percent_decoded(value))
-            })
-            .collect();
-        let rest = rest.join("&");
-        return (if rest.is_empty() { base.to_owned() } else { format!("{base}?{rest}") }, taken);
-    }
-    let rest: Vec<&str> = url
-        .split(' ')
-        .filter(|word| {
-            let (key, value) = word.split_once('=').unwrap_or((word, ""));
-            !taken.take(key, value.trim_matches('\''))
-        })
-        .collect();
-    (rest.join(" "), taken)
-}
-
-/// `%2F` → `/`; a stray `%` stays as it is.
-fn percent_decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let escaped = (bytes[at] == b'%')
-            .then(|| text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok()))
-            .flatten();
-        decoded.push(escaped.unwrap_or(bytes[at]));
-        at += if escaped.is_some() { 3 } else { 1 };
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
-}
-
-/// `[database.tls]` and the URL's parameters as one; saying the same thing twice in two ways is an error.
-fn effective_tls(tls: &Tls, in_url: TlsParameters) -> Result<Tls, StoreError> {
-    let mode = match in_url.mode.as_deref() {
-        None => tls.mode,
-        Some(text) => {
-            let mode = match text {
-                "disable" => TlsMode::Disable,
-                // libpq's "allow" tries without TLS first; nobody loses by trying with it.
-                "allow" | "prefer" => TlsMode::Prefer,
-                "require" => TlsMode::Require,
-                "verify-ca" => TlsMode::VerifyCa,
-                "verify-full" => TlsMode::VerifyFull,
-                _ => {
-                    return Err(StoreError::Setting(
-                        "database.url: sslmode must be disable, prefer, require, verify-ca or verify-full".to_owned(),
-                    ));
-                }
-            };
-            if tls.mode != TlsMode::Prefer && tls.mode != mode {
-                return Err(StoreError::Setting(format!(
-                    "database.url says sslmode={text} and database.tls.mode says otherwise; keep one of them"
-                )));
-            }
-            mode
-        }
-    };
-    // libpq: a root certificate makes "require" verify it, for compatibility; "system" means verify-full.
-    let ca_file = tls.ca_file.clone().or(in_url.ca_file);
-    let mode = match mode {
-        TlsMode::Require if ca_file.is_some() => TlsMode::VerifyCa,
-        _ if in_url.system_ca && ca_file.is_none() => TlsMode::VerifyFull,
-        _ => mode,
-    };
-    if mode == TlsMode::VerifyCa && ca_file.is_none() {
-        return Err(StoreError::Setting(
-            "database.tls.mode = \"verify-ca\" needs database.tls.ca_file: any public authority would do otherwise; or \
-             use \"verify-full\""
+/// The mode as libpq means it: a named authority makes "require" verify it.
+fn effective_mode(tls: &Tls) -> Result<TlsMode, StoreError> {
+    match (tls.mode, &tls.ca_file) {
+        (TlsMode::Require, Some(_)) => Ok(TlsMode::VerifyCa),
+        (TlsMode::VerifyCa, None) => Err(StoreError::Setting(
+            "database.tls.mode = \"verify-ca\" needs database.tls.ca_file: a certificate of any public authority for any \
+             host would do otherwise; or use \"verify-full\""
                 .to_owned(),
-        ));
+        )),
+        (mode, _) => Ok(mode),
     }
-    let cert_file = tls.cert_file.clone().or(in_url.cert_file);
-    let key_file = tls.key_file.clone().or(in_url.key_file);
-    if cert_file.is_some() != key_file.is_some() {
-        return Err(StoreError::Setting(
-            "database.tls: cert_file and key_file go together; set both or none".to_owned(),
-        ));
-    }
-    Ok(Tls { mode, ca_file, cert_file, key_file })
 }
 
 /// Gives the driver a host for each bare address, which it needs for TLS; returns how many hosts there are.

@@ -86,7 +86,8 @@ impl Db {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
         let started = Instant::now();
-        let answer = timeout_at(deadline, self.inner.connector.plan.query(&lease.connection()?.client, sql, params));
+        let plan = &self.inner.connector.plan;
+        let answer = timeout_at(deadline, plan.query(&lease.connection()?.client, sql, params, bound));
         let rows = lease.finish(answer.await, bound)?;
         Ok((rows, started.elapsed()))
     }
@@ -106,7 +107,8 @@ impl Db {
     pub async fn execute(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
-        let answer = timeout_at(deadline, self.inner.connector.plan.execute(&lease.connection()?.client, sql, params));
+        let answer =
+            timeout_at(deadline, self.inner.connector.plan.execute(&lease.connection()?.client, sql, params, bound));
         lease.finish(answer.await, bound)
     }
 
@@ -134,7 +136,7 @@ impl Db {
         let (sender, receiver) = mpsc::channel(NOTIFICATIONS_MAX);
         let connection = self.inner.connector.connect(Some(sender)).await?;
         let plan = Arc::clone(&self.inner.connector.plan);
-        Ok((Dedicated { connection, plan, spoiled: AtomicBool::new(false) }, Listener { receiver }))
+        Ok((Dedicated { connection: Some(connection), plan, spoiled: AtomicBool::new(false) }, Listener { receiver }))
     }
 
     /// Whether a session's state outlives a transaction: LISTEN and advisory locks work only then.
@@ -230,7 +232,8 @@ impl std::fmt::Debug for Tx {
 /// A connection outside the pool. After a timeout or a call that was dropped half-way it counts as closed: drop it and
 /// ask for another.
 pub struct Dedicated {
-    connection: Connected,
+    /// Always there until it is dropped.
+    connection: Option<Connected>,
     plan: Arc<Plan>,
     spoiled: AtomicBool,
 }
@@ -241,8 +244,8 @@ impl Dedicated {
     /// # Errors
     /// As [`Db::query`].
     pub async fn query(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Vec<Row>, StoreError> {
-        let call = self.call()?;
-        let answer = timeout(bound, self.plan.query(&self.connection.client, sql, params)).await;
+        let (call, client) = self.call()?;
+        let answer = timeout(bound, self.plan.query(client, sql, params, bound)).await;
         call.finish(answer, bound)
     }
 
@@ -259,8 +262,8 @@ impl Dedicated {
     /// # Errors
     /// As [`Db::query`].
     pub async fn execute(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
-        let call = self.call()?;
-        let answer = timeout(bound, self.plan.execute(&self.connection.client, sql, params)).await;
+        let (call, client) = self.call()?;
+        let answer = timeout(bound, self.plan.execute(client, sql, params, bound)).await;
         call.finish(answer, bound)
     }
 
@@ -269,8 +272,8 @@ impl Dedicated {
     /// # Errors
     /// As [`Db::query`].
     pub async fn batch(&self, sql: &str, bound: Duration) -> Result<(), StoreError> {
-        let call = self.call()?;
-        let answer = timeout(bound, self.connection.client.batch_execute(sql)).await;
+        let (call, client) = self.call()?;
+        let answer = timeout(bound, client.batch_execute(sql)).await;
         call.finish(answer, bound)
     }
 
@@ -285,20 +288,24 @@ impl Dedicated {
     /// Whether the connection is of no more use.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.spoiled.load(Ordering::Relaxed) || self.connection.client.is_closed()
+        self.spoiled.load(Ordering::Relaxed) || self.connection.as_ref().is_none_or(|open| open.client.is_closed())
     }
 
     /// The driver's client, for crates that need one.
-    pub(super) fn client_mut(&mut self) -> &mut tokio_postgres::Client {
-        &mut self.connection.client
+    pub(super) fn client_mut(&mut self) -> Result<&mut tokio_postgres::Client, StoreError> {
+        self.connection.as_mut().map(|open| &mut *open.client).ok_or_else(closed_before)
     }
 
-    fn call(&self) -> Result<Call<'_>, StoreError> {
-        if self.is_closed() {
-            return Err(StoreError::Closed("closed before the call".to_owned()));
+    fn call(&self) -> Result<(Call<'_>, &ClientWrapper), StoreError> {
+        match &self.connection {
+            Some(open) if !self.is_closed() => Ok((Call { of: self, done: false }, &open.client)),
+            Some(_) | None => Err(closed_before()),
         }
-        Ok(Call { of: self, done: false })
     }
+}
+
+fn closed_before() -> StoreError {
+    StoreError::Closed("closed before the call".to_owned())
 }
 
 impl std::fmt::Debug for Dedicated {
@@ -309,8 +316,8 @@ impl std::fmt::Debug for Dedicated {
 
 impl Drop for Dedicated {
     fn drop(&mut self) {
-        if *self.spoiled.get_mut() {
-            self.connection.cancel();
+        if let Some(connection) = self.connection.take().filter(|_| *self.spoiled.get_mut()) {
+            connection.abandon();
         }
     }
 }
@@ -408,7 +415,7 @@ impl Lease {
 
     fn discard(&mut self) {
         if let Some(object) = self.object.take() {
-            managed::Object::take(object).cancel();
+            managed::Object::take(object).abandon();
         }
     }
 }
@@ -424,17 +431,25 @@ impl Drop for Lease {
 struct Connected {
     client: ClientWrapper,
     tls: MakeTlsConnector,
+    may_cancel: bool,
 }
 
 impl Connected {
-    /// Asks the server to stop what runs on this connection. Closing alone would not: the server notices only when it
-    /// wants to answer, and until then the statement holds its locks.
-    fn cancel(&self) {
+    /// Asks the server to stop what runs on this connection, then closes it. Closing alone would not stop it: the server
+    /// notices only when it wants to answer, and until then the statement holds its locks.
+    ///
+    /// A pooler is never asked: PgBouncer 1.18 ends with "bad client state" when it is, and takes everybody's connections
+    /// with it. There each transaction limits its statement's time to the caller's bound instead.
+    fn abandon(self) {
+        if !self.may_cancel {
+            return;
+        }
         let (token, tls) = (self.client.cancel_token(), self.tls.clone());
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 // A request that fails changes nothing: statement_timeout ends the statement.
                 let _ = timeout(CANCEL_MAX, token.cancel_query(tls)).await;
+                drop(self);
             });
         }
     }
@@ -453,7 +468,8 @@ impl Connector {
         let bound = self.database.connect_timeout;
         let (client, connection, tls) = connect::open(&self.database, &self.application_name).await?;
         let driver = tokio::spawn(drive(connection, notifications));
-        let connected = Connected { client: ClientWrapper::new(client, driver), tls };
+        let connected =
+            Connected { client: ClientWrapper::new(client, driver), tls, may_cancel: self.plan.named_statements };
         if let Some(set) = &self.plan.set {
             outcome(timeout(bound, connected.client.batch_execute(set)).await, bound)?;
         }
@@ -508,16 +524,27 @@ struct Plan {
     set: Option<String>,
     /// Begins a transaction in which the settings hold.
     begin: String,
+    statement_timeout: Duration,
 }
 
 impl Plan {
     fn new(database: &Database) -> Self {
         let settings = settings(database);
         let begin = "begin isolation level read committed".to_owned();
+        let statement_timeout = database.statement_timeout;
         if database.prepared_statements {
-            return Self { named_statements: true, set: Some(statements("set", &settings)), begin };
+            return Self { named_statements: true, set: Some(statements("set", &settings)), begin, statement_timeout };
         }
-        Self { named_statements: false, set: None, begin: format!("{begin}; {}", statements("set local", &settings)) }
+        let begin = format!("{begin}; {}", statements("set local", &settings));
+        Self { named_statements: false, set: None, begin, statement_timeout }
+    }
+
+    /// Begins a transaction whose statement the server itself ends when nobody waits for it any more.
+    fn begin_within(&self, bound: Duration) -> String {
+        if bound >= self.statement_timeout {
+            return self.begin.clone();
+        }
+        format!("{}; set local statement_timeout = '{}'", self.begin, milliseconds(bound))
     }
 
     async fn query(
@@ -525,13 +552,15 @@ impl Plan {
         client: &ClientWrapper,
         sql: &str,
         params: &[Param<'_>],
+        bound: Duration,
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         if self.named_statements {
             return query_named(client, sql, params).await;
         }
         // The three go out together and cost one round trip.
+        let begin = self.begin_within(bound);
         let (begun, rows, ended) = futures_util::future::join3(
-            client.batch_execute(&self.begin),
+            client.batch_execute(&begin),
             client.query_typed(sql, params),
             client.batch_execute("commit"),
         )
@@ -547,12 +576,14 @@ impl Plan {
         client: &ClientWrapper,
         sql: &str,
         params: &[Param<'_>],
+        bound: Duration,
     ) -> Result<u64, tokio_postgres::Error> {
         if self.named_statements {
             return execute_named(client, sql, params).await;
         }
+        let begin = self.begin_within(bound);
         let (begun, count, ended) = futures_util::future::join3(
-            client.batch_execute(&self.begin),
+            client.batch_execute(&begin),
             client.execute_typed(sql, params),
             client.batch_execute("commit"),
         )
@@ -586,7 +617,6 @@ fn split<'a>(params: &[Param<'a>]) -> (Vec<&'a (dyn ToSql + Sync)>, Vec<Type>) {
 
 /// The settings under which every statement of ours runs.
 fn settings(database: &Database) -> Vec<(&'static str, String)> {
-    let milliseconds = |duration: Duration| format!("{}ms", duration.as_millis().max(1));
     vec![
         // Statistics taken while the table was empty must not choose the plan (design §2).
         ("plan_cache_mode", "force_generic_plan".to_owned()),
@@ -602,6 +632,11 @@ fn settings(database: &Database) -> Vec<(&'static str, String)> {
         ("synchronous_commit", if database.synchronous_commit { "on" } else { "off" }.to_owned()),
         ("timezone", "UTC".to_owned()),
     ]
+}
+
+fn milliseconds(duration: Duration) -> String {
+    // Zero would mean no limit.
+    format!("{}ms", duration.as_millis().max(1))
 }
 
 fn statements(verb: &str, settings: &[(&'static str, String)]) -> String {

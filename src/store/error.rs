@@ -50,7 +50,7 @@ pub enum StoreError {
         text: String,
     },
     /// A value did not have the type that the statement expects.
-    #[error("database: {0}; the table differs from the contract: `keiro-relay doctor` names the columns")]
+    #[error("database: {0}; the table differs from the contract: `keiro-relay migrate --dry-run` names the columns")]
     Value(String),
     /// The server did not keep to the protocol.
     #[error("database: {0}")]
@@ -283,7 +283,7 @@ fn classify(code: &str) -> Class {
             ErrorKind::Mismatch,
             "permission",
             false,
-            Some("grant usage on the schema and select, update on the table to the relay's user"),
+            Some("the relay's user needs usage on the schema and select, update on the table; enqueue also insert"),
         ),
         // Named statements that a pooler sent to another server connection.
         "26000" | "42P05" | "08P01" => class(
@@ -295,7 +295,7 @@ fn classify(code: &str) -> Class {
         // "cached plan must not change result type": the table was altered while we ran; a new connection prepares anew.
         "0A000" => class(ErrorKind::Transient, "schema", true, None),
         "42P01" | "42703" | "42704" | "42804" | "42883" | "42846" | "42P18" | "42809" | "3F000" => {
-            class(ErrorKind::Mismatch, "schema", true, Some("run `keiro-relay migrate`, or `keiro-relay doctor`"))
+            class(ErrorKind::Mismatch, "schema", true, Some("`keiro-relay migrate --dry-run` names what is missing"))
         }
         "28000" | "28P01" => class(ErrorKind::Auth, "auth", true, None),
         "3D000" => class(ErrorKind::Auth, "connect", true, None),

@@ -2,6 +2,7 @@
 //!
 //! Nothing here ever changes a table that it did not make, and the daemon never calls it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -349,7 +350,8 @@ async fn apply(
 ) -> Result<(), MigrateError> {
     let mut runner = Runner::new(migrations);
     runner.set_migration_table_name(history_table);
-    let run = tokio::time::timeout(STEP_MAX, runner.run_async(session.client_mut())).await;
+    let client = session.client_mut().map_err(doing("migrating"))?;
+    let run = tokio::time::timeout(STEP_MAX, runner.run_async(client)).await;
     let error = match run {
         Ok(Ok(_)) => return Ok(()),
         Ok(Err(error)) => error,
@@ -425,16 +427,24 @@ pub fn table_sql(profile: Profile, schema: &str, table: &str) -> String {
     files(profile).iter().map(|(_, sql)| render(sql, profile, schema, table)).collect::<Vec<_>>().join("\n")
 }
 
-/// Puts the names into a file's text; whatever they contain, they stay names.
+/// Puts the names into a file's text, in one pass: a name that looks like a place is not one.
 fn render(sql: &str, profile: Profile, schema: &str, table: &str) -> String {
-    let mut rendered = sql.to_owned();
-    let mut put = |place: &str, name: &str| rendered = rendered.replace(&format!("{{{place}}}"), &quoted(name));
-    for (place, name) in names::indexes(profile, table).chain(names::checks(profile, table)) {
-        put(place, &name);
+    let mut places: BTreeMap<&str, String> =
+        names::indexes(profile, table).chain(names::checks(profile, table)).collect();
+    places.insert("schema", schema.to_owned());
+    places.insert("table", table.to_owned());
+    let mut rendered = String::with_capacity(sql.len() + 1024);
+    let mut rest = sql;
+    while let Some(open) = rest.find('{') {
+        rendered.push_str(&rest[..open]);
+        rest = &rest[open..];
+        let named = rest.find('}').and_then(|close| Some((close, places.get(&rest[1..close])?)));
+        // Other braces, as in a regular expression, stay.
+        let taken = named.map_or(1, |(close, _)| close + 1);
+        rendered.push_str(&named.map_or_else(|| "{".to_owned(), |(_, name)| quoted(name)));
+        rest = &rest[taken..];
     }
-    // Last, so that a table called {schema} is not taken for a place.
-    let (schema, table) = (quoted(schema), quoted(table));
-    rendered.replace("{schema}.{table}", &format!("{schema}.{table}"))
+    rendered + rest
 }
 
 /// The history of one table: its name in full, as far as it fits, and a hash that tells it from every other.

@@ -5,6 +5,7 @@
 mod claim;
 mod connect;
 mod db;
+mod enqueue;
 mod error;
 mod inspect;
 mod maintenance;
@@ -23,6 +24,7 @@ use tokio_postgres::types::Type;
 
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
+pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
     COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
@@ -98,6 +100,13 @@ impl Store {
         self.known().is_some_and(|known| known.shape.rejected_columns)
     }
 
+    /// The text of a statement of the adopted shape, by the name of its file: for tests and benchmarks that look at plans.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn statement(&self, name: &str) -> Option<String> {
+        self.known().and_then(|known| known.statements.text(name).map(str::to_owned))
+    }
+
     /// Opens a connection that hears when a command made old rows due again.
     ///
     /// # Errors
@@ -105,6 +114,7 @@ impl Store {
     pub async fn listen(&self) -> Result<Listening, StoreError> {
         let (connection, listener) = self.db.dedicated().await?;
         connection.listen(WAKE_CHANNEL, self.bound).await?;
+        connection.listen(RESUME_CHANNEL, self.bound).await?;
         Ok(Listening { _connection: connection, listener })
     }
 
@@ -138,7 +148,19 @@ impl Store {
     }
 }
 
-/// A connection that listens on [`WAKE_CHANNEL`].
+/// The channel of `keiro-relay resume`; the payload is the source.
+pub const RESUME_CHANNEL: &str = "keiro_relay_resume";
+
+/// What a [`Listening`] connection heard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// Rows of this source, or of all when it is empty, are new or due again.
+    Changed(String),
+    /// An operator resumed this source.
+    Resumed(String),
+}
+
+/// A connection that listens on [`WAKE_CHANNEL`] and [`RESUME_CHANNEL`].
 #[derive(Debug)]
 pub struct Listening {
     _connection: Dedicated,
@@ -146,9 +168,10 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// The next source whose rows changed, empty for all; `None` when the connection is gone. Cancel-safe.
-    pub async fn next(&mut self) -> Option<String> {
-        self.listener.next().await.map(|notification| notification.payload)
+    /// The next thing said; `None` when the connection is gone. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Heard> {
+        let Notification { channel, payload } = self.listener.next().await?;
+        Some(if channel == RESUME_CHANNEL { Heard::Resumed(payload) } else { Heard::Changed(payload) })
     }
 }
 

@@ -6,7 +6,7 @@ use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::claim::to_bigint;
-use super::{Store, StoreError, WAKE_CHANNEL};
+use super::{RESUME_CHANNEL, Store, StoreError};
 
 impl Store {
     /// Counts the rows of a source that wait although they are due.
@@ -28,6 +28,12 @@ impl Store {
         Ok(u64::try_from(rows).unwrap_or(0))
     }
 
+    /// Tells the running relays that a source may go on: closes a breaker, and makes them look at every row.
+    pub async fn tell_resumed(&self, source: &str) -> Result<(), StoreError> {
+        let params: [super::Param<'_>; 2] = [(&RESUME_CHANNEL, Type::TEXT), (&source, Type::TEXT)];
+        self.query("select pg_notify($1, $2)", &params).await.map(drop)
+    }
+
     /// Makes the row that halts a `stop_the_line` source due at once and wakes the relays; returns it, or `None` when the source is not
     /// halted. With `dry_run` nothing changes.
     pub async fn resume(&self, source: &str, dry_run: bool) -> Result<Option<Uuid>, StoreError> {
@@ -38,7 +44,7 @@ impl Store {
         let statements = self.statements()?;
         let mut tx = self.db.begin(self.bound).await?;
         let changed = tx.query(&statements.resume, &[(&head.outbox_id, Type::UUID)], self.bound).await?;
-        tx.execute("select pg_notify($1, $2)", &[(&WAKE_CHANNEL, Type::TEXT), (&source, Type::TEXT)], self.bound)
+        tx.execute("select pg_notify($1, $2)", &[(&RESUME_CHANNEL, Type::TEXT), (&source, Type::TEXT)], self.bound)
             .await?;
         tx.commit(self.bound).await?;
         Ok(changed.first().map(|_| head.outbox_id))

@@ -31,8 +31,6 @@ pub(super) struct Statements {
     pub due: String,
     pub count_sent: String,
     pub resume: String,
-    /// Whether the table has the rejected columns; without them `rejected` does not exist.
-    pub rejected_columns: bool,
 }
 
 /// Non-terminal rows. On a lean table the first two conditions are the live indexes' predicates; on a shared table they would
@@ -84,7 +82,37 @@ impl Statements {
             due: render(include_str!("sql/due.sql")),
             count_sent: render(include_str!("sql/count_sent.sql")),
             resume: render(include_str!("sql/resume.sql")),
-            rejected_columns: shape.rejected_columns,
         }
+    }
+
+    /// The text of a statement by the name of its file.
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        let text = match name {
+            "discover" => &self.discover,
+            "peek_keys" => &self.peek_keys,
+            "peek_rows" => &self.peek_rows,
+            "claim_keys" => &self.claim_keys,
+            "claim_rows" => &self.claim_rows,
+            "claim_stream" => &self.claim_stream,
+            "late_floor" => &self.late_floor,
+            "poll" => &self.poll,
+            "sources" => &self.sources,
+            "settle_sent" => &self.settle_sent,
+            "settle_unsent" => &self.settle_unsent,
+            "settle_rejected" => &self.settle_rejected,
+            "settled_already" => &self.settled_already,
+            "requeue" => &self.requeue,
+            "stale" => &self.stale,
+            "retention" => &self.retention,
+            "backlog" => &self.backlog,
+            "heads" => &self.heads,
+            "finished" => &self.finished,
+            "table_health" => &self.table_health,
+            "due" => &self.due,
+            "count_sent" => &self.count_sent,
+            "resume" => &self.resume,
+            _ => return None,
+        };
+        Some(text)
     }
 }

@@ -66,3 +66,46 @@ fn retries_that_wait_for_each_other_do_not_count_as_ready() {
     lanes.served(&first, vec![claimed(1, 1)], now);
     assert_eq!(lanes.rows_ready(), 3, "b's retry, and the two rows behind a's");
 }
+
+#[test]
+fn a_row_whose_attempt_was_returned_is_no_retry() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("b", 2)]);
+    let request = next(&mut lanes);
+    let returned = |name: &str, number| {
+        let head = seen(Some(name), number, RowState::Later(Duration::from_secs(1)), false);
+        Served::Claimed { rows: 1, through: at(number), blocked: Some(head) }
+    };
+    lanes.served(&request, vec![returned("a", 1), returned("b", 2)], now);
+    lanes.tick(now + Duration::from_secs(1));
+    let again = next(&mut lanes);
+    assert!(!again.retry, "the cluster was away: nobody is to blame");
+    assert_eq!(lanes_of(&again), [key("a"), key("b")], "both at once");
+}
+
+// ---- parked lanes ----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_row_committed_late_before_the_pivot_of_a_parked_lane_is_claimed_at_once() {
+    // The head that was asked for is sent, the third row fails; then a row turns up between them.
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("a", 5), due("a", 9)]);
+    let request = next(&mut lanes);
+    let pivot = failing("a", 9, Duration::from_secs(60));
+    lanes.served(&request, vec![Served::Claimed { rows: 3, through: at(9), blocked: Some(pivot) }], now);
+    assert_eq!(lanes.rows_ready(), 0);
+    lanes.discovered(&[due("a", 12)], now);
+    assert_eq!(lanes.rows_ready(), 0, "what lies behind the pivot waits for it");
+    lanes.discovered(&[due("a", 7)], now);
+    assert!(lanes.rows_ready() > 0, "what lies before it does not");
+    let request = next(&mut lanes);
+    assert_eq!((lanes_of(&request), request.retry), (vec![key("a")], false));
+}
+
+#[test]
+fn a_row_committed_late_before_the_head_of_a_parked_lane_is_claimed_at_once() {
+    let (mut lanes, now) = after(PER_KEY, &[failing("a", 5, Duration::from_secs(60))]);
+    assert_eq!(lanes.next_request(BATCH), None);
+    lanes.discovered(&[seen(Some("a"), 3, RowState::Publishing, true)], now);
+    assert_eq!(lanes.next_request(BATCH), None, "a row that somebody has is none to claim");
+    lanes.discovered(&[due("a", 2)], now);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a")]);
+}

@@ -1,6 +1,7 @@
 //! Tests that need no services and take seconds.
 
 mod backoff;
+mod breaker;
 mod codes;
 mod config;
 mod faults;
@@ -8,7 +9,9 @@ mod health;
 mod http;
 mod lanes_cases;
 mod layering;
+mod ndjson;
 mod plan;
 mod record;
 mod sweep;
+mod table_sql;
 mod telemetry;

@@ -57,3 +57,37 @@ fn what_is_asked_for_during_a_full_sweep_comes_after_it() {
     sweeps.page(None, false, 10 * SECOND, now);
     assert_eq!(sweeps.next_full_at(), now + 300 * SECOND, "what was asked for was done");
 }
+
+/// Rows come in faster than they are relayed, so that every page is full. What lies behind is looked at all the same. A row a second;
+/// the last ten that were seen are live.
+#[test]
+fn a_sweep_that_never_ends_does_not_keep_from_looking_back() {
+    let mut now = Instant::now();
+    let mut sweeps = Sweeps::new(now);
+    let took = Duration::from_millis(5);
+    let (mut tail, mut late, mut full) = (0, 0, 0);
+    sweeps.begin(SweepKind::Full, floor(0), Duration::ZERO);
+    for _ in 0..10_000 {
+        now += took;
+        if sweeps.look_back_due(now) {
+            let kind = sweeps.next_kind(now);
+            sweeps.begin(kind, floor(tail), Duration::ZERO);
+            match kind {
+                SweepKind::Full => full += 1,
+                SweepKind::Late => late += 1,
+                SweepKind::Tail => unreachable!("that would not look back"),
+            }
+        }
+        let after = sweeps.page_after().expect("no page was the last");
+        let oldest_live = tail - 10;
+        let last = (after.created_at.0.max(0) / 1_000_000 + 1).max(oldest_live);
+        tail = tail.max(last);
+        sweeps.page(Some(at(last)), true, took, now);
+    }
+    // Fifty seconds: late sweeps of ten pages may take 5 % of the time; a full sweep comes every fifteen seconds.
+    assert!((40..=50).contains(&late), "{late} late sweeps");
+    assert_eq!(full, 3);
+    sweeps.demand_full(now);
+    assert!(sweeps.look_back_due(now), "an operator changed rows");
+    assert_eq!(sweeps.next_kind(now), SweepKind::Full);
+}

@@ -1,7 +1,11 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
+mod claim;
 mod crash;
+mod db;
+mod enqueue;
 mod late;
+mod migrate;
 mod publish;
 mod relay;
 mod schema;

@@ -255,6 +255,7 @@ impl ClientContext for Context {
 impl ProducerContext for Context {
     type DeliveryOpaque = Box<oneshot::Sender<Report>>;
 
+    #[allow(unsafe_code)]
     fn delivery(&self, result: &DeliveryResult<'_>, reporter: Self::DeliveryOpaque) {
         let (code, message) = match result {
             Ok(message) => (None, message),

@@ -2,33 +2,42 @@
 -- $1 source, $2 text[] keys (distinct), $3 int[] rows of each at most, $4 rows in all, $5 bytes in all (the first row always fits),
 -- $6 whether rows attempted before may be claimed (then one key, one row)
 --
--- Why a claimed row overtakes nothing its snapshot shows: run numbers a lane's first rows from its head; locked keeps those that are due, locked
--- by us, and still due in their newest version; ready keeps rank n only when ranks 1..n are all locked. A row in publishing has a rank and is
--- never due, so a lane in flight yields nothing.
+-- Why a claimed row overtakes nothing its snapshot shows: run numbers a lane's first rows from its head, as far as every one of them is due; locked
+-- keeps those that are locked by us and still due in their newest version; ready keeps rank n only when ranks 1..n are all locked. A row in publishing
+-- has a rank and is never due, so a lane in flight yields nothing.
+--
+-- Must: locked reads no CTE row by row. PostgreSQL 18.0 and 18.1 run a CTE again, and add its rows to those that were read already, when a row that is to
+-- be locked has changed since the snapshot; a lane then shows ranks 1, 1, 3 and seems to have no gap. An array is read whole before the first lock.
 with k as (
   select key, rows_max, ord from unnest($2::text[], $3::int[]) with ordinality as k(key, rows_max, ord)),
 run as materialized (
-  select ord, rn, outbox_id, due from (
-    select k.ord, r.rn, r.outbox_id, r.due,
+  select ord, rn, outbox_id from (
+    select k.ord, r.rn, r.outbox_id,
       coalesce(sum(r.bytes) over (order by k.ord, r.rn rows between unbounded preceding and 1 preceding), 0) as before
     from k cross join lateral (
-      select h.outbox_id, h.bytes,
-        (h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp() and (h.attempt_count = 0 or $6)) as due,
-        row_number() over (order by h.created_at, h.outbox_id) as rn
-      from (
-        select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes from {table} o
-        where o.source = $1 and o.message_key >= k.key and o.message_key <= k.key and {live}
-        order by o.message_key, o.created_at, o.outbox_id limit k.rows_max) h) r
+      select rn, outbox_id, bytes from (
+        select h.outbox_id, h.bytes, row_number() over w as rn,
+          bool_and(h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp() and (h.attempt_count <= 0 or $6)) over w as due
+        from (
+          select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes from {table} o
+          where o.source = $1 and o.message_key >= k.key and o.message_key <= k.key and {live}
+          order by o.message_key, o.created_at, o.outbox_id limit k.rows_max) h
+        window w as (order by h.created_at, h.outbox_id)) d
+      where due) r
     limit $4) y
   where before < $5),
 locked as materialized (
-  select run.ord, run.rn, o.outbox_id from run join {table} o on o.outbox_id = run.outbox_id
-  where run.due and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp() and (o.attempt_count = 0 or $6)
+  select o.outbox_id from {table} o
+  where o.outbox_id = any(array(select outbox_id from run))
+    and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp() and (o.attempt_count <= 0 or $6)
   for update of o skip locked),
 ready as materialized (
-  select outbox_id from (select outbox_id, rn, row_number() over (partition by ord order by rn) as got from locked) x where got = rn),
+  select outbox_id from (
+    select outbox_id, bool_and(ours) over (partition by ord order by rn) as gapless
+    from (select ord, rn, outbox_id, outbox_id in (select outbox_id from locked) as ours from run) r) x
+  where gapless),
 updated as (
-  update {table} kt set status = 'publishing', attempt_count = kt.attempt_count + 1, updated_at = statement_timestamp()
+  update {table} kt set status = 'publishing', attempt_count = least(kt.attempt_count, 9223372036854775806) + 1, updated_at = statement_timestamp()
   where kt.outbox_id = any(array(select outbox_id from ready))
   returning kt.outbox_id, kt.message_id, kt.source, kt.destination, kt.message_key, kt.event_type, kt.schema_version, kt.content_type, kt.schema_registry,
     kt.schema_subject, kt.schema_version_ref, kt.schema_id, kt.schema_fingerprint, kt.source_event_id, kt.source_global_position, kt.causation_id,

@@ -1,4 +1,4 @@
--- IDCLAIM: single rows whose order does not matter (null keys, best_effort). Locks them by primary key.
+-- IDCLAIM: single rows whose order does not matter (null keys, best_effort). Locks them by primary key; see KEYCLAIM for the array in ready.
 -- $1 uuid[], $2 bytes in all (the first row always fits), $3 whether rows attempted before may be claimed (then one row)
 with run as materialized (
   select outbox_id from (
@@ -6,14 +6,15 @@ with run as materialized (
       coalesce(sum(octet_length(o.payload_bytes)) over (order by o.created_at, o.outbox_id rows between unbounded preceding and 1 preceding), 0) as before
     from {table} o
     where o.outbox_id = any($1::uuid[]) and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp()
-      and (o.attempt_count = 0 or $3)) y
+      and (o.attempt_count <= 0 or $3)) y
   where before < $2),
 ready as materialized (
-  select o.outbox_id from run join {table} o on o.outbox_id = run.outbox_id
-  where (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp() and (o.attempt_count = 0 or $3)
+  select o.outbox_id from {table} o
+  where o.outbox_id = any(array(select outbox_id from run))
+    and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp() and (o.attempt_count <= 0 or $3)
   for update of o skip locked),
 updated as (
-  update {table} kt set status = 'publishing', attempt_count = kt.attempt_count + 1, updated_at = statement_timestamp()
+  update {table} kt set status = 'publishing', attempt_count = least(kt.attempt_count, 9223372036854775806) + 1, updated_at = statement_timestamp()
   where kt.outbox_id = any(array(select outbox_id from ready))
   returning kt.outbox_id, kt.message_id, kt.source, kt.destination, kt.message_key, kt.event_type, kt.schema_version, kt.content_type, kt.schema_registry,
     kt.schema_subject, kt.schema_version_ref, kt.schema_id, kt.schema_fingerprint, kt.source_event_id, kt.source_global_position, kt.causation_id,

@@ -3,25 +3,31 @@
 --
 -- As KEYCLAIM, with the source as its one lane. A head that was attempted before is claimed alone; an attempted row at a later rank ends the run.
 with run as materialized (
-  select rn, outbox_id, due, attempted from (
-    select h.outbox_id, h.attempt_count > 0 as attempted,
-      (h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp()) as due,
-      row_number() over (order by h.created_at, h.outbox_id) as rn,
-      coalesce(sum(h.bytes) over (order by h.created_at, h.outbox_id rows between unbounded preceding and 1 preceding), 0) as before
+  select rn, outbox_id, attempted from (
+    select rn, outbox_id, attempted, before, bool_and(due and (rn = 1 or not (attempted or head_attempted))) over (order by rn) as due
     from (
-      select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes from {table} o
-      where o.source = $1 and {live}
-      order by o.created_at, o.outbox_id limit $2) h) y
-  where before < $3),
+      select h.outbox_id, h.attempt_count > 0 as attempted, first_value(h.attempt_count > 0) over w as head_attempted, row_number() over w as rn,
+        h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp() as due,
+        coalesce(sum(h.bytes) over (order by h.created_at, h.outbox_id rows between unbounded preceding and 1 preceding), 0) as before
+      from (
+        select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes from {table} o
+        where o.source = $1 and {live}
+        order by o.created_at, o.outbox_id limit $2) h
+      window w as (order by h.created_at, h.outbox_id)) d) y
+  where due and before < $3),
 locked as materialized (
-  select run.rn, o.outbox_id from run join {table} o on o.outbox_id = run.outbox_id
-  where run.due and (run.rn = 1 or not (run.attempted or exists (select from run head where head.rn = 1 and head.attempted)))
-    and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp() and (run.rn = 1 or o.attempt_count = 0)
+  select o.outbox_id from {table} o
+  where o.outbox_id = any(array(select outbox_id from run))
+    and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp()
+    and (o.attempt_count <= 0 or o.outbox_id = any(array(select outbox_id from run where attempted)))
   for update of o skip locked),
 ready as materialized (
-  select outbox_id from (select outbox_id, rn, row_number() over (order by rn) as got from locked) x where got = rn),
+  select outbox_id from (
+    select outbox_id, bool_and(ours) over (order by rn) as gapless
+    from (select rn, outbox_id, outbox_id in (select outbox_id from locked) as ours from run) r) x
+  where gapless),
 updated as (
-  update {table} kt set status = 'publishing', attempt_count = kt.attempt_count + 1, updated_at = statement_timestamp()
+  update {table} kt set status = 'publishing', attempt_count = least(kt.attempt_count, 9223372036854775806) + 1, updated_at = statement_timestamp()
   where kt.outbox_id = any(array(select outbox_id from ready))
   returning kt.outbox_id, kt.message_id, kt.source, kt.destination, kt.message_key, kt.event_type, kt.schema_version, kt.content_type, kt.schema_registry,
     kt.schema_subject, kt.schema_version_ref, kt.schema_id, kt.schema_fingerprint, kt.source_event_id, kt.source_global_position, kt.causation_id,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Mutex, PoisonError};
 
+use keiro_relay::store::{Profile, table_sql};
 use tokio_postgres::{Client, NoTls};
 
 use super::{run, services, unique};
@@ -17,9 +18,14 @@ pub enum Table {
     OlderShared,
     /// `keiro.keiro_outbox` with the rejected columns and their checks, with upstream's indexes.
     NewerShared,
+    /// `keiro.keiro_outbox` as `keiro-relay migrate` makes it.
+    Lean,
 }
 
 impl Table {
+    /// Every shape that a relay works on.
+    pub const ALL: [Self; 3] = [Self::OlderShared, Self::NewerShared, Self::Lean];
+
     /// The statements that make it.
     pub fn sql(self) -> String {
         const OLDER: &str = include_str!("table_older_shared.sql");
@@ -28,6 +34,7 @@ impl Table {
             Table::None => String::new(),
             Table::OlderShared => OLDER.to_owned(),
             Table::NewerShared => format!("{OLDER}\n{UPGRADE}"),
+            Table::Lean => format!("create schema keiro;\n{}", table_sql(Profile::Lean, "keiro", "keiro_outbox")),
         }
     }
 }
@@ -54,8 +61,7 @@ pub fn fresh_database(table: Table) -> Database {
 pub fn fresh_database_on(admin_url: &str, table: Table) -> Database {
     let template = template(admin_url, &table.sql());
     let name = unique("t");
-    // Copying files and not through the log is the quick way while the server does not sync.
-    execute(admin_url, &format!("create database {name} template {template} strategy file_copy"));
+    execute(admin_url, &format!("create database {name} template {template}"));
     Database { url: with_database(admin_url, &name), name, admin_url: admin_url.to_owned() }
 }
 

@@ -10,6 +10,8 @@ pub mod daemon;
 pub mod database;
 pub mod feed;
 pub mod oracle;
+pub mod outbox;
+pub mod random;
 pub mod services;
 pub mod session;
 pub mod store;
