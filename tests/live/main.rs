@@ -1,6 +1,7 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
 mod claim;
+mod crash;
 mod db;
 mod demo;
 mod enqueue;
