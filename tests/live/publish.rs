@@ -38,7 +38,6 @@ fn kafka(brokers: &str) -> config::Kafka {
         topic_fault_dead_after: None,
         properties: [("statistics.interval.ms".to_owned(), config::Secret::new("1000"))].into(),
         property_files: [].into(),
-        ..config::Kafka::default()
     }
 }
 
