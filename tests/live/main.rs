@@ -4,6 +4,7 @@ mod claim;
 mod db;
 mod enqueue;
 mod late;
+mod maintenance;
 mod migrate;
 mod publish;
 mod relay;
