@@ -6,6 +6,7 @@ mod db;
 mod demo;
 mod enqueue;
 mod late;
+mod maintenance;
 mod migrate;
 mod publish;
 mod relay;
