@@ -4,6 +4,7 @@ mod claim;
 mod crash;
 mod db;
 mod enqueue;
+mod halt;
 mod late;
 mod migrate;
 mod publish;
