@@ -5,6 +5,7 @@ mod crash;
 mod db;
 mod demo;
 mod enqueue;
+mod halt;
 mod late;
 mod maintenance;
 mod migrate;
