@@ -372,7 +372,9 @@ impl Lanes {
                         self.rest(lane, asked, &head, dirty, now);
                     }
                 }
-                Served::Unsettled => self.park(lane, asked, PROBE_INTERVAL_MAX, now),
+                Served::Unsettled => {
+                    self.park(lane, Waiting { retry: false, ..asked }, PROBE_INTERVAL_MAX, now);
+                }
                 Served::NotAsked => self.make_ready(lane, asked),
             }
         }
@@ -394,7 +396,9 @@ impl Lanes {
         match head {
             RowState::Due => self.make_ready(lane, waiting),
             RowState::Later(due_in) => self.park(lane, waiting, due_in, now),
-            RowState::Publishing | RowState::Unknown => self.park(lane, waiting, PROBE_INTERVAL_MAX, now),
+            RowState::Publishing | RowState::Unknown => {
+                self.park(lane, Waiting { retry: false, ..waiting }, PROBE_INTERVAL_MAX, now);
+            }
         }
     }
 
@@ -419,6 +423,8 @@ impl Lanes {
             return;
         }
         let probe_at = now + due_in.min(PROBE_INTERVAL_MAX);
+        // A look at a head that will not be due is no retry: it claims nothing and needs not go alone.
+        let waiting = Waiting { retry: waiting.retry && due_in <= PROBE_INTERVAL_MAX, ..waiting };
         self.parked.insert((probe_at, lane.clone()));
         self.states.insert(lane, State::Parked { waiting, probe_at });
     }
@@ -427,7 +433,8 @@ impl Lanes {
     pub fn wake_all(&mut self) {
         for (_, lane) in std::mem::take(&mut self.parked) {
             if let Some(State::Parked { waiting, .. }) = self.states.get(&lane) {
-                let waiting = *waiting;
+                // Whether its head can be retried now is what the probe finds out.
+                let waiting = Waiting { retry: false, ..*waiting };
                 self.make_ready(lane, waiting);
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use keiro_relay::domain::lanes::{Glimpse, Lane, Lanes, Request, RowState, Served};
+use keiro_relay::domain::lanes::{Glimpse, Lane, Lanes, PROBE_INTERVAL_MAX, Request, RowState, Served};
 use keiro_relay::domain::message::{PgTime, Position};
 use keiro_relay::domain::policy::Policy;
 use uuid::Uuid;
@@ -128,4 +128,30 @@ fn a_row_committed_late_before_the_pivot_of_a_lane_in_flight_is_claimed_at_once(
     lanes.discovered(&[due("a", 12)], now);
     lanes.served(&request, vec![Served::Nothing(Some(pivot()))], now);
     assert_eq!(lanes.next_request(BATCH), None);
+}
+
+#[test]
+fn lanes_that_are_probed_before_they_are_due_are_looked_at_together() {
+    let hour = Duration::from_secs(3_600);
+    let publishing = seen(Some("c"), 3, RowState::Publishing, true);
+    let (mut lanes, now) = after(PER_KEY, &[failing("a", 1, hour), failing("b", 2, hour), publishing]);
+    lanes.tick(now + PROBE_INTERVAL_MAX);
+    let probe = next(&mut lanes);
+    assert_eq!((lanes_of(&probe), probe.retry), (vec![key("a"), key("b"), key("c")], false));
+    // One of them has become due meanwhile: now it goes alone.
+    let heads = vec![
+        Served::Nothing(Some(failing("a", 1, hour))),
+        Served::Nothing(Some(seen(Some("b"), 2, RowState::Due, true))),
+        Served::Nothing(None),
+    ];
+    lanes.served(&probe, heads, now + PROBE_INTERVAL_MAX);
+    let retry = next(&mut lanes);
+    assert_eq!((lanes_of(&retry), retry.retry), (vec![key("b")], true));
+    assert_eq!(lanes.next_request(BATCH), None);
+    // A change from outside wakes them together too.
+    lanes.served(&retry, vec![Served::Nothing(Some(failing("b", 2, hour)))], now + PROBE_INTERVAL_MAX);
+    lanes.wake_all();
+    let probe = next(&mut lanes);
+    assert!(!probe.retry);
+    assert_eq!(probe.lanes.len(), 2);
 }
