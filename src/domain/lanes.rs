@@ -234,7 +234,12 @@ impl Lanes {
             let lane = Self::lane_of(self.policy, glimpse.message_key.as_ref(), glimpse.position.outbox_id);
             let full = self.states.len() >= self.lanes_max;
             match self.states.get_mut(&lane) {
-                None if full => self.overflowed = true,
+                None if full => {
+                    self.overflowed = true;
+                    if glimpse.state == RowState::Due && self.forget_one_parked() {
+                        self.place(lane, Waiting::of(glimpse), glimpse.state, now);
+                    }
+                }
                 None => self.place(lane, Waiting::of(glimpse), glimpse.state, now),
                 Some(State::InFlight { asked, dirty }) => {
                     // What is publishing is ours, unless it lies before everything that was asked for.
@@ -262,6 +267,14 @@ impl Lanes {
                 }
             }
         }
+    }
+
+    /// Makes room for a lane that can be claimed now: lanes that wait, however many, must not keep it out for ever. The one whose
+    /// probe is last goes; a full sweep finds it again.
+    fn forget_one_parked(&mut self) -> bool {
+        let Some((_, lane)) = self.parked.pop_last() else { return false };
+        self.states.remove(&lane);
+        true
     }
 
     /// Makes lanes ready whose probe is due.

@@ -155,3 +155,25 @@ fn lanes_that_are_probed_before_they_are_due_are_looked_at_together() {
     assert!(!probe.retry);
     assert_eq!(probe.lanes.len(), 2);
 }
+
+// ---- memory ----------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn lanes_that_wait_make_room_for_one_that_can_be_claimed() {
+    let (mut lanes, now) = (Lanes::new(PER_KEY, 2), Instant::now());
+    let odd = |name: &str, number| seen(Some(name), number, RowState::Unknown, false);
+    lanes.discovered(&[odd("a", 1), failing("b", 2, Duration::from_secs(5))], now);
+    assert!(!lanes.take_overflowed());
+    lanes.discovered(&[odd("c", 3)], now);
+    assert!(lanes.take_overflowed() && lanes.len() == 2, "what waits pushes nobody out");
+    assert_eq!(lanes.next_probe_at(), Some(now + Duration::from_secs(5)));
+    lanes.discovered(&[due("d", 4)], now);
+    assert!(lanes.take_overflowed(), "a lane was forgotten: a full sweep has to find it again");
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("d")]);
+    assert_eq!(lanes.next_probe_at(), Some(now + Duration::from_secs(5)), "the one that would be probed last went");
+    assert_eq!(lanes.len(), 2);
+    // What can be claimed or is in flight is pushed out by nobody.
+    lanes.discovered(&[due("e", 5), due("f", 6)], now);
+    assert_eq!((lanes.len(), lanes.next_probe_at()), (2, None));
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("e")]);
+}
