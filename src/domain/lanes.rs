@@ -442,8 +442,14 @@ impl Lanes {
         self.states.insert(lane, State::Parked { waiting, probe_at });
     }
 
-    /// Probes every parked lane now: something changed that this process did not do.
+    /// Probes every lane now: something changed that this process did not do. Lanes in flight are looked at again, since their pass
+    /// may have looked before the change.
     pub fn wake_all(&mut self) {
+        for state in self.states.values_mut() {
+            if let State::InFlight { dirty, .. } = state {
+                *dirty = Some(Position::START);
+            }
+        }
         for (_, lane) in std::mem::take(&mut self.parked) {
             if let Some(State::Parked { waiting, .. }) = self.states.get(&lane) {
                 // Whether its head can be retried now is what the probe finds out.

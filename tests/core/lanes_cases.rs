@@ -177,3 +177,22 @@ fn lanes_that_wait_make_room_for_one_that_can_be_claimed() {
     assert_eq!((lanes.len(), lanes.next_probe_at()), (2, None));
     assert_eq!(lanes_of(&next(&mut lanes)), [key("e")]);
 }
+
+// ---- wake-ups --------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_wake_up_reaches_lanes_in_flight() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("b", 2), due("c", 3)]);
+    let request = next(&mut lanes);
+    // Their pass has looked at the heads when an operator makes them due, and the wake-up overtakes its report.
+    lanes.wake_all();
+    let late = || failing("a", 1, Duration::from_secs(60));
+    let heads = vec![
+        Served::Nothing(Some(late())),
+        Served::Nothing(None),
+        Served::Claimed { rows: 1, through: at(3), blocked: Some(failing("c", 3, Duration::from_secs(60))) },
+    ];
+    lanes.served(&request, heads, now);
+    let again = next(&mut lanes);
+    assert_eq!((lanes_of(&again), again.retry), (vec![key("a"), key("b"), key("c")], false));
+}
