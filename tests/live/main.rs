@@ -6,6 +6,7 @@ mod enqueue;
 mod late;
 mod maintenance;
 mod migrate;
+mod plans;
 mod publish;
 mod relay;
 mod schema;
