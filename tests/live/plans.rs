@@ -199,7 +199,7 @@ async fn check(explainer: &Explainer, profile: Profile) {
     explainer.expect(("backlog", "text, bigint", "'s', 1000"), &[source], 2, 1000 * 3).await;
     explainer.expect(("due", "text, bigint", "'stream', 1000"), &[source], 1, 1000 * 6).await;
     explainer.expect(("peek_keys", "text, text[]", &format!("'s', {keys}")), &[key], 32, 32 * 10).await;
-    explainer.expect(("peek_rows", "uuid[]", &format!("'{ids}'")), &[primary], 100, 100 * 6).await;
+    explainer.expect(("peek_rows", "uuid[]", &format!("'{ids}'")), &[primary], 100, 100 * 10).await;
 
     let arguments = format!("'{{s,stream,nobody}}', {}, {}", repeated("2026-01-01", 3), repeated(&nil.to_string(), 3));
     explainer.expect(("poll", "text[], timestamptz[], uuid[]", &arguments), &[source], 2, 60).await;
@@ -228,7 +228,7 @@ async fn check(explainer: &Explainer, profile: Profile) {
         .expect(("settle_rejected", &format!("{settle}, text[], text[]"), &arguments), &[primary], 100, 100 * 80)
         .await;
     let arguments = format!("'{ids}', {attempts}, '2025-01-01', {}", repeated("publishing", 100));
-    explainer.expect(("settled_already", &format!("{settle}, text[]"), &arguments), &[primary], 100, 100 * 6).await;
+    explainer.expect(("settled_already", &format!("{settle}, text[]"), &arguments), &[primary], 100, 100 * 10).await;
 }
 
 async fn plans(table: Table) {
