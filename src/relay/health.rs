@@ -113,7 +113,7 @@ pub enum HaltKind {
     Failing,
     /// `stop_the_line`, `on_halt = "hold"`: until somebody resumes it.
     Held,
-    /// `stop_the_line`: its topic is parked.
+    /// `stop_the_line`: its topic is parked, or the cluster is away.
     Topic,
     /// Too many terminal verdicts in a row without an acknowledgement: something is wrong with all of them. Not ready.
     Breaker,
@@ -124,6 +124,17 @@ pub enum HaltKind {
 impl HaltKind {
     /// Every kind.
     pub const ALL: [Self; 5] = [Self::Failing, Self::Held, Self::Topic, Self::Breaker, Self::Paused];
+
+    /// How a row halts its source that waits: held, or with attempts spent, or with every attempt returned, which its topic or the
+    /// cluster is to blame for.
+    #[must_use]
+    pub fn of_waiting(held: bool, attempts: i64) -> Self {
+        match (held, attempts) {
+            (true, _) => Self::Held,
+            (false, 1..) => Self::Failing,
+            (false, _) => Self::Topic,
+        }
+    }
 
     /// The name in log and `/status`.
     #[must_use]

@@ -265,7 +265,7 @@ pub(crate) async fn sample(
         let heads = store.heads(source, HEAD_ROWS).await?;
         let halted = match policy {
             Some(Policy::StopTheLine) => heads.first().filter(|head| head.halts()).map(|head| Halt {
-                kind: if head.held { HaltKind::Held } else { HaltKind::Failing },
+                kind: HaltKind::of_waiting(head.held, head.attempt_count),
                 outbox_id: Some(head.outbox_id),
                 reason: head.last_error.clone(),
             }),

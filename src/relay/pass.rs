@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::Context;
 use super::budget::Share;
+use super::health::{Halt, HaltKind};
 use crate::config::LEASE_MARGIN;
 use crate::domain::lanes::{Glimpse, Lane, Lanes, PROBE_INTERVAL_MAX, Request, RowState, Served};
 use crate::domain::message::Message;
@@ -36,8 +37,8 @@ pub(super) struct Report {
     pub summary: PassSummary,
     /// Whether the database failed on us.
     pub database_failed: bool,
-    /// The row that halts its `stop_the_line` source.
-    pub halted_on: Option<(Uuid, String)>,
+    /// The row that halts its `stop_the_line` source, and how.
+    pub halted_on: Option<Halt>,
 }
 
 /// Counts of one pass or many.
@@ -364,7 +365,7 @@ fn note_verdicts(ctx: &Context, source: &Arc<str>, messages: &[Message], verdict
                 }
             }
             Verdict::Failed { error, .. } | Verdict::Held { error } | Verdict::Returned { error, .. } => {
-                ctx.board.failure(source, error)
+                ctx.board.failure(source, error);
             }
             Verdict::Dead { error } => {
                 ended(RowEnd::Dead, error);
@@ -396,16 +397,20 @@ fn tally(rules: &SourceRules, messages: &[Message], verdicts: &[Verdict], lost: 
         }
         let (counter, halting) = match verdict {
             Verdict::Sent => (&mut summary.sent, None),
-            Verdict::Failed { error, .. } | Verdict::Held { error } => (&mut summary.failed, Some(error)),
+            Verdict::Failed { error, .. } => (&mut summary.failed, Some((HaltKind::Failing, error))),
+            Verdict::Held { error } => (&mut summary.failed, Some((HaltKind::Held, error))),
             Verdict::Dead { .. } => (&mut summary.dead, None),
             Verdict::Rejected(_) => (&mut summary.rejected, None),
             Verdict::Skipped { .. } => (&mut summary.skipped, None),
             // Rows returned because we stop are due at once and halt nothing.
-            Verdict::Returned { error, pause } => (&mut summary.returned, (!pause.is_zero()).then_some(error)),
+            Verdict::Returned { error, pause } => {
+                let kind = HaltKind::of_waiting(false, message.attempt_count - 1);
+                (&mut summary.returned, (!pause.is_zero()).then_some((kind, error)))
+            }
         };
         *counter += 1;
-        if halts && let Some(error) = halting {
-            report.halted_on = Some((message.outbox_id, error.clone()));
+        if halts && let Some((kind, error)) = halting {
+            report.halted_on = Some(Halt { kind, outbox_id: Some(message.outbox_id), reason: error.clone() });
         }
     }
 }

@@ -17,7 +17,7 @@ use super::pass::{self, PassSummary, Report};
 use crate::domain::breaker::{Allowance, Breaker, Change, STREAK_MAX};
 use crate::domain::lanes::{Lanes, Request};
 use crate::domain::message::{PgTime, Position};
-use crate::domain::policy::{OnHalt, Policy, SourceRules};
+use crate::domain::policy::{Policy, SourceRules};
 use crate::domain::sweep::{SweepKind, Sweeps};
 use crate::store::StoreError;
 use crate::telemetry::{LoopName, Stage};
@@ -192,7 +192,7 @@ impl SourceLoop {
                     break;
                 }
             }
-            self.idle().await;
+            self.idle(passes_max).await;
         }
         self.ctx.poller.unwatch(&self.source);
         while let Some(finished) = self.passes.join_next().await {
@@ -288,12 +288,7 @@ impl SourceLoop {
             self.poll_interval = self.ctx.config.relay.poll_interval_min;
             self.claimed_since_full += report.summary.claimed;
             if self.rules.policy == Policy::StopTheLine {
-                let kind = match self.rules.on_halt {
-                    OnHalt::Retry => HaltKind::Failing,
-                    OnHalt::Hold => HaltKind::Held,
-                };
-                let halt = report.halted_on.map(|(id, reason)| Halt { kind, outbox_id: Some(id), reason });
-                self.ctx.halted(&self.source, halt);
+                self.ctx.halted(&self.source, report.halted_on);
             }
         }
         self.done.summary.add(&report.summary);
@@ -307,9 +302,9 @@ impl SourceLoop {
     }
 
     /// Waits for whatever comes first: a pass, a wake-up, a probe, the next full sweep, stop.
-    async fn idle(&mut self) {
+    async fn idle(&mut self, passes_max: usize) {
         let now = Instant::now();
-        let may_sweep = self.mode == Mode::Forever && self.passes.len() < PASSES_MAX;
+        let may_sweep = self.mode == Mode::Forever && self.passes.len() < passes_max;
         // A whole source whose one lane is known needs no poll: its lane says when to look.
         let known = whole_source(self.rules.policy) && !self.lanes.is_empty();
         if may_sweep && !known {

@@ -1,8 +1,11 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
 mod claim;
+mod crash;
 mod db;
+mod demo;
 mod enqueue;
+mod halt;
 mod late;
 mod maintenance;
 mod migrate;

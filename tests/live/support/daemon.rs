@@ -126,6 +126,20 @@ impl Daemon {
         http_get(&self.http_address(), path)
     }
 
+    /// The value of a series, such as `keiro_relay_rows_total{outcome="sent",source="a"}`; `None` when it is not there.
+    pub fn metric(&self, series: &str) -> Option<f64> {
+        let metrics = self.http_get("/metrics")?.body;
+        let value = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+        Some(value.parse().expect("a number"))
+    }
+
+    /// A path's answer as JSON, whatever its status.
+    #[track_caller]
+    pub fn json(&self, path: &str) -> serde_json::Value {
+        let answer = self.http_get(path).unwrap_or_else(|| panic!("{path} does not answer"));
+        serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error} in {}", answer.body))
+    }
+
     /// Waits until a path answers 200.
     #[track_caller]
     pub fn wait_http_ok(&mut self, path: &str, bound: Duration) {

@@ -9,6 +9,7 @@ pub mod acls;
 pub mod daemon;
 pub mod database;
 pub mod feed;
+pub mod mock;
 pub mod oracle;
 pub mod outbox;
 pub mod random;
