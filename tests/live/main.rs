@@ -9,6 +9,7 @@ mod halt;
 mod late;
 mod maintenance;
 mod migrate;
+mod plans;
 mod publish;
 mod relay;
 mod schema;
