@@ -236,7 +236,7 @@ async fn publish_and_settle(
             messages.iter().map(|message| message.outbox_id).collect()
         }
     };
-    tally(rules, &messages, &settlement.verdicts, &lost, report);
+    tally(rules, ctx.store.has_rejected(), &messages, &settlement.verdicts, &lost, report);
     let summary = &report.summary;
     // A row whose verdict was lost goes out again if it had been acknowledged.
     let acked_and_lost = messages
@@ -387,7 +387,14 @@ fn unix_micros_now() -> i64 {
 }
 
 /// Counts what was settled, and notes the row that halts its source.
-fn tally(rules: &SourceRules, messages: &[Message], verdicts: &[Verdict], lost: &HashSet<Uuid>, report: &mut Report) {
+fn tally(
+    rules: &SourceRules,
+    has_rejected: bool,
+    messages: &[Message],
+    verdicts: &[Verdict],
+    lost: &HashSet<Uuid>,
+    report: &mut Report,
+) {
     let summary = &mut report.summary;
     summary.lost += lost.len() as u64;
     let halts = rules.policy == Policy::StopTheLine;
@@ -400,7 +407,9 @@ fn tally(rules: &SourceRules, messages: &[Message], verdicts: &[Verdict], lost: 
             Verdict::Failed { error, .. } => (&mut summary.failed, Some((HaltKind::Failing, error))),
             Verdict::Held { error } => (&mut summary.failed, Some((HaltKind::Held, error))),
             Verdict::Dead { .. } => (&mut summary.dead, None),
-            Verdict::Rejected(_) => (&mut summary.rejected, None),
+            Verdict::Rejected(_) if has_rejected => (&mut summary.rejected, None),
+            // An older table has no such status: what is counted is what the table says.
+            Verdict::Rejected(_) => (&mut summary.dead, None),
             Verdict::Skipped { .. } => (&mut summary.skipped, None),
             // Rows returned because we stop are due at once and halt nothing.
             Verdict::Returned { error, pause } => {
