@@ -94,12 +94,12 @@ pub(super) async fn run(
     let claim = match claim {
         Ok(claim) => claim,
         Err(error) => {
-            ctx.store_failed(Stage::Claim, Some(source), &error, Some(started.elapsed()));
+            ctx.write_failed(Stage::Claim, source, &error, started.elapsed());
             let served = request.lanes.iter().map(|_| Served::NotAsked).collect();
             return Report { served, summary: PassSummary::default(), database_failed: true, halted_on: None };
         }
     };
-    ctx.store_answered();
+    ctx.store_changed();
     Claimed { source_name: source, rows: claim.messages.len(), elapsed: started.elapsed() }.emit(&ctx.metrics);
     let bytes: usize = claim.messages.iter().map(|message| message.payload.len()).sum();
     share.shrink(claim.messages.len(), bytes);
@@ -224,14 +224,14 @@ async fn publish_and_settle(
     let elapsed = started.elapsed();
     let lost: HashSet<Uuid> = match settled {
         Ok(settled) => {
-            ctx.store_answered();
+            ctx.store_changed();
             if !settled.lost.is_empty() {
                 debug!(source = &**source, ids = ?settled.lost, "rows were no longer ours when settled");
             }
             settled.lost.into_iter().collect()
         }
         Err(error) => {
-            ctx.store_failed(Stage::Settle, Some(source), &error, Some(elapsed));
+            ctx.write_failed(Stage::Settle, source, &error, elapsed);
             report.database_failed = true;
             messages.iter().map(|message| message.outbox_id).collect()
         }

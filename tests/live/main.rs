@@ -7,6 +7,7 @@ mod enqueue;
 mod halt;
 mod late;
 mod migrate;
+mod outage;
 mod poison;
 mod publish;
 mod relay;
