@@ -2,6 +2,7 @@
 //!
 //! Nothing here ever decides about rows: commands call the library, and this module only dispatches and reports.
 
+mod bench;
 pub mod config;
 pub mod demo;
 pub mod enqueue;
@@ -129,6 +130,11 @@ enum Command {
                       keiro-relay demo --database-url postgres://me@localhost/scratch --brokers localhost:9092"
     )]
     Demo(demo::Options),
+    /// Measure this program on this machine, on servers of its own, and print the figures as markdown.
+    ///
+    /// Takes some minutes. Each figure stands beside what it can be compared with in the same run; no time is asserted.
+    #[command(after_help = "Examples:\n  keiro-relay bench\n  keiro-relay bench --quick --only buffers --json")]
+    Bench(bench::Options),
     /// Ask the running relay whether it is alive; exit 1 when it is not.
     #[command(after_help = "Example:\n  keiro-relay health --ready")]
     Health {
@@ -220,6 +226,13 @@ fn dispatch(cli: Cli) -> u8 {
             }
             let Global { database_url, brokers, log_level, config: _ } = global;
             demo::run(&options, demo::Given { database_url, brokers, log_level })
+        }
+        Command::Bench(options) => {
+            if global.config.is_some() || global.database_url.is_some() || global.brokers.is_some() {
+                complain("bench measures servers of its own: leave --config, --database-url and --brokers out");
+                return EXIT_USAGE;
+            }
+            bench::run(&options)
         }
         Command::Health { ready } => with_config(&global, |config| health(&config, ready)),
     }

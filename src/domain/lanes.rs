@@ -133,10 +133,10 @@ impl Waiting {
 #[derive(Debug, Clone)]
 enum State {
     Ready(Waiting),
-    /// `asked` is what the request knew; `dirty` says that a row turned up that the request may not have covered.
+    /// `asked` is what was known of it; `dirty` is the first row that turned up meanwhile and that the claim may not have covered.
     InFlight {
         asked: Waiting,
-        dirty: bool,
+        dirty: Option<Position>,
     },
     Parked {
         waiting: Waiting,
@@ -237,8 +237,9 @@ impl Lanes {
                 None if full => self.overflowed = true,
                 None => self.place(lane, Waiting::of(glimpse), glimpse.state, now),
                 Some(State::InFlight { asked, dirty }) => {
-                    if glimpse.state != RowState::Publishing {
-                        *dirty = true;
+                    // What is publishing is ours, unless it lies before everything that was asked for.
+                    if glimpse.state != RowState::Publishing || glimpse.position < asked.head {
+                        *dirty = Some(dirty.map_or(glimpse.position, |first| first.min(glimpse.position)));
                     }
                     asked.see(glimpse.position);
                 }
@@ -331,7 +332,7 @@ impl Lanes {
         if !waiting.retry {
             self.rows_ready -= waiting.rows;
         }
-        self.states.insert(lane, State::InFlight { asked: waiting, dirty: false });
+        self.states.insert(lane, State::InFlight { asked: waiting, dirty: None });
     }
 
     /// Takes in what a pass did; `served[i]` belongs to `request.lanes[i]`.
@@ -349,32 +350,42 @@ impl Lanes {
                 Served::Claimed { rows, through, blocked: None } => {
                     // The whole source is never known to be empty by what was seen of it: look again.
                     let covered = through >= asked.through && lane != Lane::Source;
-                    if !covered || dirty {
+                    if !covered || dirty.is_some() {
                         let waiting = Waiting { rows: asked.rows.saturating_sub(rows).max(1), retry: false, ..asked };
                         self.make_ready(lane, waiting);
                     }
                 }
                 Served::Claimed { rows: _, through: _, blocked: Some(head) } => {
-                    self.place(lane, asked.behind(&head), head.state, now);
+                    self.rest(lane, asked, &head, dirty, now);
                 }
                 Served::Nothing(None) => {
-                    if dirty {
+                    if dirty.is_some() {
                         self.make_ready(lane, asked);
                     }
                 }
                 Served::Nothing(Some(head)) => {
-                    let waiting = asked.behind(&head);
                     let claimable = request.retry || !head.attempted || lane == Lane::Source;
                     let lost_race = head.state == RowState::Due && claimable;
-                    if lost_race && !dirty {
-                        self.park(lane, waiting, RACE_PAUSE, now);
+                    if lost_race && dirty.is_none_or(|first| first > head.position) {
+                        self.park(lane, asked.behind(&head), RACE_PAUSE, now);
                     } else {
-                        self.place(lane, waiting, head.state, now);
+                        self.rest(lane, asked, &head, dirty, now);
                     }
                 }
                 Served::Unsettled => self.park(lane, asked, PROBE_INTERVAL_MAX, now),
                 Served::NotAsked => self.make_ready(lane, asked),
             }
+        }
+    }
+
+    /// Puts a lane where the head that its pass left behind belongs; unless a row turned up meanwhile at that place or before
+    /// it: then the lane is looked at again, since nobody knows which of the two was seen later.
+    fn rest(&mut self, lane: Lane, asked: Waiting, head: &Glimpse, dirty: Option<Position>, now: Instant) {
+        let waiting = asked.behind(head);
+        if head.state != RowState::Due && dirty.is_some_and(|first| first <= head.position) {
+            self.make_ready(lane, Waiting { retry: false, ..waiting });
+        } else {
+            self.place(lane, waiting, head.state, now);
         }
     }
 

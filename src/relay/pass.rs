@@ -365,7 +365,7 @@ fn note_verdicts(ctx: &Context, source: &Arc<str>, messages: &[Message], verdict
                 }
             }
             Verdict::Failed { error, .. } | Verdict::Held { error } | Verdict::Returned { error, .. } => {
-                ctx.board.failure(source, error)
+                ctx.board.failure(source, error);
             }
             Verdict::Dead { error } => {
                 ended(RowEnd::Dead, error);

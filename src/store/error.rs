@@ -3,6 +3,7 @@
 //! Nothing here ever shows a URL, a secret or the contents of a row: of the server's errors only the code, the primary
 //! message and the names of things are kept, and not even the message where it may quote a value.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use tokio_postgres::error::{DbError, SqlState};
@@ -168,7 +169,8 @@ impl StoreError {
         };
         for (what, name) in [("constraint", db.constraint()), ("column", db.column())] {
             if let Some(name) = name.filter(|name| !text.contains(*name)) {
-                text.push_str(&format!(", {what} {name:?}"));
+                // Writing to a String cannot fail.
+                let _ = write!(text, ", {what} {name:?}");
             }
         }
         if let Some(advice) = classify(&code).advice {

@@ -252,7 +252,11 @@ impl Store {
     }
 }
 
+/// Longest duration that statements get: added to or taken from today it is a date, and one that a lean table does not take for
+/// the far date of finished rows.
+const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// A duration for a `bigint` parameter: the driver has no interval type.
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+pub(super) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.min(DURATION_MAX).as_micros()).expect("a century of microseconds fits")
 }

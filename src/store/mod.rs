@@ -140,7 +140,11 @@ impl Store {
     }
 
     async fn query(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, StoreError> {
-        self.db.query(sql, params, self.bound).await
+        self.query_within(self.bound, sql, params).await
+    }
+
+    async fn query_within(&self, bound: Duration, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, StoreError> {
+        self.db.query(sql, params, bound).await
     }
 
     fn table_name(&self) -> (&str, &str) {

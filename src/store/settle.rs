@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
+use super::maintenance::micros;
 use super::{ErrorKind, Store, StoreError};
 use crate::domain::message::{Message, PgTime};
 use crate::domain::outcome::{is_rejection_code, last_error, rejection_detail};
@@ -16,6 +17,8 @@ use crate::domain::plan::Verdict;
 /// Pause before a settlement is tried again; doubles up to the maximum.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A try gets this long even when it begins late: the fence makes it harmless, and the rows may still be ours.
+const TRY_MIN: Duration = Duration::from_secs(1);
 
 /// What a settlement did.
 #[derive(Debug, Default)]
@@ -39,6 +42,22 @@ enum Verb {
     Rejected,
 }
 
+impl Verb {
+    fn of(verdict: &Verdict, has_rejected: bool) -> Self {
+        match verdict {
+            Verdict::Sent => Self::Sent,
+            Verdict::Rejected(_) if has_rejected => Self::Rejected,
+            // An older table has no `rejected`: such a row is dead there (contract §1).
+            Verdict::Rejected(_)
+            | Verdict::Failed { .. }
+            | Verdict::Held { .. }
+            | Verdict::Dead { .. }
+            | Verdict::Skipped { .. }
+            | Verdict::Returned { .. } => Self::Unsent,
+        }
+    }
+}
+
 impl Store {
     /// Writes the verdicts of one claim; `verdicts[i]` belongs to `messages[i]`.
     ///
@@ -53,11 +72,13 @@ impl Store {
         assert_eq!(messages.len(), verdicts.len(), "one verdict per claimed row");
         let Some(stamp) = messages.first().map(|message| message.updated_at) else { return Ok(Settled::default()) };
         let mut settled = Settled::default();
+        // Asked once: the newer columns may appear between two statements, and every row belongs to exactly one of them.
+        let has_rejected = self.has_rejected();
         for verb in [Verb::Sent, Verb::Unsent, Verb::Rejected] {
             let mut changes: Vec<Change<'_>> = messages
                 .iter()
                 .zip(verdicts)
-                .filter(|(_, verdict)| self.verb(verdict) == verb)
+                .filter(|(_, verdict)| Verb::of(verdict, has_rejected) == verb)
                 .map(|(message, verdict)| Change { id: message.outbox_id, attempt: message.attempt_count, verdict })
                 .collect();
             if changes.is_empty() {
@@ -68,20 +89,6 @@ impl Store {
             settled.lost.extend(changes.iter().map(|change| change.id).filter(|id| !done.contains(id)));
         }
         Ok(settled)
-    }
-
-    fn verb(&self, verdict: &Verdict) -> Verb {
-        match verdict {
-            Verdict::Sent => Verb::Sent,
-            // An older table has no `rejected`: such a row is dead there (contract §1).
-            Verdict::Rejected(_) if !self.has_rejected() => Verb::Unsent,
-            Verdict::Rejected(_) => Verb::Rejected,
-            Verdict::Failed { .. }
-            | Verdict::Held { .. }
-            | Verdict::Dead { .. }
-            | Verdict::Skipped { .. }
-            | Verdict::Returned { .. } => Verb::Unsent,
-        }
     }
 
     /// Runs one statement until it is answered; returns the rows that carry their verdict.
@@ -95,10 +102,12 @@ impl Store {
         let mut pause = RETRY_PAUSE_MIN;
         let mut answer_lost = false;
         loop {
+            // Whoever waits for us must not wait for a lock or a dead connection longer than this settlement is worth.
+            let bound = self.bound.min(give_up_at.saturating_duration_since(Instant::now()).max(TRY_MIN));
             let attempt = async {
-                let mut done = self.settle_once(verb, changes, stamp).await?;
+                let mut done = self.settle_once(verb, changes, stamp, bound).await?;
                 if answer_lost && done.len() < changes.len() {
-                    done.extend(self.settled_already(changes, stamp).await?);
+                    done.extend(self.settled_already(verb, changes, stamp, bound).await?);
                 }
                 Ok::<_, StoreError>(done)
             };
@@ -130,13 +139,15 @@ impl Store {
         verb: Verb,
         changes: &[Change<'_>],
         stamp: PgTime,
+        bound: Duration,
     ) -> Result<HashSet<Uuid>, StoreError> {
         let statements = self.statements()?;
         let ids: Vec<Uuid> = changes.iter().map(|change| change.id).collect();
         let attempts: Vec<i64> = changes.iter().map(|change| change.attempt).collect();
         let rows = match verb {
             Verb::Sent => {
-                self.query(
+                self.query_within(
+                    bound,
                     &statements.settle_sent,
                     &[(&ids, Type::UUID_ARRAY), (&attempts, Type::INT8_ARRAY), (&stamp, Type::TIMESTAMPTZ)],
                 )
@@ -148,7 +159,8 @@ impl Store {
                 let errors: Vec<&str> = unsent.iter().map(|unsent| unsent.error.as_str()).collect();
                 let delays: Vec<i64> = unsent.iter().map(|unsent| unsent.delay_micros).collect();
                 let returned: Vec<i32> = unsent.iter().map(|unsent| i32::from(unsent.attempt_returned)).collect();
-                self.query(
+                self.query_within(
+                    bound,
                     &statements.settle_unsent,
                     &[
                         (&ids, Type::UUID_ARRAY),
@@ -172,7 +184,8 @@ impl Store {
                         details.push(rejection_detail(&rejection.detail));
                     }
                 }
-                self.query(
+                self.query_within(
+                    bound,
                     &statements.settle_rejected,
                     &[
                         (&ids, Type::UUID_ARRAY),
@@ -189,17 +202,23 @@ impl Store {
     }
 
     /// Rows that an earlier try settled although its answer was lost.
-    async fn settled_already(&self, changes: &[Change<'_>], stamp: PgTime) -> Result<HashSet<Uuid>, StoreError> {
+    async fn settled_already(
+        &self,
+        verb: Verb,
+        changes: &[Change<'_>],
+        stamp: PgTime,
+        bound: Duration,
+    ) -> Result<HashSet<Uuid>, StoreError> {
         let statements = self.statements()?;
         let ids: Vec<Uuid> = changes.iter().map(|change| change.id).collect();
         let mut attempts = Vec::new();
         let mut status = Vec::new();
         for change in changes {
-            let (after, wanted) = match change.verdict {
-                Verdict::Sent => (change.attempt, "sent"),
-                Verdict::Rejected(_) if self.has_rejected() => (change.attempt, "rejected"),
-                verdict => {
-                    let unsent = Unsent::of(verdict);
+            let (after, wanted) = match verb {
+                Verb::Sent => (change.attempt, "sent"),
+                Verb::Rejected => (change.attempt, "rejected"),
+                Verb::Unsent => {
+                    let unsent = Unsent::of(change.verdict);
                     ((change.attempt - i64::from(unsent.attempt_returned)).max(0), unsent.status)
                 }
             };
@@ -207,7 +226,8 @@ impl Store {
             status.push(wanted);
         }
         let rows = self
-            .query(
+            .query_within(
+                bound,
                 &statements.settled_already,
                 &[
                     (&ids, Type::UUID_ARRAY),
@@ -235,7 +255,7 @@ impl Unsent {
         let failed = |error: &str, delay: Duration, attempt_returned| Self {
             status: "failed",
             error: last_error(error),
-            delay_micros: i64::try_from(delay.as_micros()).unwrap_or(i64::MAX),
+            delay_micros: micros(delay),
             attempt_returned,
         };
         match verdict {

@@ -32,14 +32,14 @@ fn a_topic_that_fails_rests_longer_each_time_up_to_a_minute() {
         let parking = faults.topic_failed("t", now, "kafka.unknown_topic: …", now, MIDDLE);
         assert_eq!(parking.pause, seconds(expected));
         assert_eq!(parking.is_new, expected == 1);
-        let just_before = now + seconds(expected) - Duration::from_millis(1);
+        let just_before = now + Duration::from_millis(expected * 1000 - 1);
         let held = Admission::Held { pause: Duration::from_millis(1), reason: "kafka.unknown_topic: …".into() };
         assert_eq!(faults.admit("t", just_before), held);
         assert_eq!(faults.admit("u", just_before), Admission::Free, "another topic is not concerned");
         now += seconds(expected);
     }
     assert!(faults.is_parked("t"));
-    assert!(faults.acked(ROW, "t", 0, now), "the first acknowledgement frees it");
+    assert!(faults.acked(ROW, "t", 0, now, now), "the first acknowledgement frees it");
     assert_eq!(faults.admit("t", now), Admission::Free);
     assert_eq!(faults.topic_failed("t", now, "again", now, MIDDLE).pause, seconds(1), "and its past is forgotten");
 }
@@ -84,55 +84,87 @@ fn records_that_were_on_their_way_together_fail_once() {
 fn silence_while_nothing_was_acknowledged_is_unclear_or_the_cluster_s() {
     let (mut faults, start) = connected();
     let later = start + seconds(30);
-    assert_eq!(faults.silent(ROW, "t", 0, start, later, MIDDLE), Silence::Unclear);
+    assert_eq!(faults.silent("t", start, later), Silence::Unclear);
     faults.brokers_up(0, later);
-    assert_eq!(faults.silent(ROW, "t", 0, start, later, MIDDLE), Silence::Cluster);
+    assert_eq!(faults.silent("t", start, later), Silence::Cluster);
     faults.brokers_up(3, later);
-    assert_eq!(faults.silent(ROW, "t", 0, start, later, MIDDLE), Silence::Unclear);
-    assert_eq!(
-        Faults::default().silent(ROW, "t", 0, start, later, MIDDLE),
-        Silence::Cluster,
-        "no broker ever answered"
-    );
-    faults.acked(OTHER, "elsewhere", 0, start - Duration::from_millis(1));
-    assert_eq!(faults.silent(ROW, "t", 0, start, later, MIDDLE), Silence::Unclear, "an older one says nothing");
+    assert_eq!(faults.silent("t", start, later), Silence::Unclear);
+    assert_eq!(Faults::default().silent("t", start, later), Silence::Cluster, "no broker ever answered");
 }
 
 #[test]
 fn silence_while_another_topic_was_acknowledged_is_the_topic_s() {
     let (mut faults, start) = connected();
-    faults.acked(OTHER, "elsewhere", 0, start + seconds(1));
-    faults.brokers_up(0, start + seconds(2));
-    assert_eq!(faults.silent(ROW, "t", 0, start, start + seconds(30), MIDDLE), Silence::Topic);
+    let later = start + seconds(30);
+    faults.acked(OTHER, "elsewhere", 0, start, start + seconds(14));
+    assert_eq!(faults.silent("t", start, later), Silence::Unclear, "an outage may have begun since");
+    faults.acked(OTHER, "elsewhere", 0, start, start + seconds(16));
+    assert_eq!(faults.silent("t", start, later), Silence::Topic);
+    faults.brokers_up(0, later);
+    assert_eq!(faults.silent("t", start, later), Silence::Cluster, "what is known to be away explains it");
+}
+
+#[test]
+fn silence_while_its_topic_was_acknowledged_is_the_partition_s() {
+    let (mut faults, start) = connected();
+    faults.acked(OTHER, "t", 0, start, start + seconds(16));
+    assert_eq!(faults.silent("t", start, start + seconds(30)), Silence::Partition);
 }
 
 #[test]
 fn the_third_silence_alone_is_the_row_s() {
     let (mut faults, mut now) = connected();
     for time in 1..=SILENCES_MAX {
-        faults.acked(OTHER, "t", 4, now + seconds(1));
-        let silence = faults.silent(ROW, "t", 4, now, now + seconds(30), MIDDLE);
-        let expected = match time {
-            SILENCES_MAX => Silence::Row,
-            _ => Silence::Rest { pause: seconds(1 << (time - 1)) },
-        };
-        assert_eq!(silence, expected);
+        // A record that came later was acknowledged.
+        faults.acked(OTHER, "t", 4, now + seconds(1), now + seconds(2));
+        let rest = faults.suspect(ROW, "t", 4, now, now + seconds(30), MIDDLE);
+        let expected = if time < SILENCES_MAX { Some(seconds(1 << (time - 1))) } else { None };
+        assert_eq!(rest, expected);
         now += seconds(60);
     }
     assert_eq!(faults.admit("t", now), Admission::Free, "the topic was never parked");
-    faults.acked(OTHER, "t", 4, now);
-    assert_eq!(faults.silent(ROW, "t", 4, now, now, MIDDLE), Silence::Rest { pause: seconds(1) }, "and it starts anew");
+    faults.acked(OTHER, "t", 4, now + seconds(1), now + seconds(2));
+    assert_eq!(faults.suspect(ROW, "t", 4, now, now + seconds(30), MIDDLE), Some(seconds(1)), "and it starts anew");
+}
+
+/// A record that holds its partition up lets nothing pass while it waits, only between its tries.
+#[test]
+fn a_row_that_blocks_its_partition_is_found_out_too() {
+    let (mut faults, mut now) = connected();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let rest = faults.suspect(ROW, "t", 0, now, now + seconds(30), MIDDLE);
+        faults.acked(OTHER, "t", 0, now + seconds(31), now + seconds(32));
+        now += seconds(60);
+        if rest.is_none() {
+            break;
+        }
+    }
+    assert_eq!(tries, SILENCES_MAX + 1, "before its first try there is nothing to compare with");
 }
 
 #[test]
-fn silence_of_another_partition_never_becomes_the_row_s() {
+fn a_slow_partition_makes_no_row_suspect() {
     let (mut faults, mut now) = connected();
     for time in 0..10 {
-        faults.acked(OTHER, "t", 4, now);
+        // It acknowledges all the time, but only what came before.
+        let (other_at, row_at, end) = (now, now + seconds(1), now + seconds(30));
+        faults.acked(OTHER, "t", 4, other_at, end);
+        assert_eq!(faults.suspect(ROW, "t", 4, row_at, end, MIDDLE), Some(seconds((1 << time).min(60))));
+        now = end;
+    }
+}
+
+#[test]
+fn silence_of_another_partition_makes_no_row_suspect() {
+    let (mut faults, mut now) = connected();
+    for time in 0..10 {
+        faults.acked(OTHER, "t", 4, now + seconds(1), now + seconds(2));
         for partition in [5, -1] {
             let row = Uuid::from_u128(100 + u128::from(partition == 5));
-            let silence = faults.silent(row, "t", partition, now, now + seconds(30), MIDDLE);
-            assert_eq!(silence, Silence::Rest { pause: seconds((1 << time).min(60)) });
+            let rest = faults.suspect(row, "t", partition, now, now + seconds(30), MIDDLE);
+            assert_eq!(rest, Some(seconds((1 << time).min(60))));
         }
         now += seconds(60);
     }
@@ -140,12 +172,14 @@ fn silence_of_another_partition_never_becomes_the_row_s() {
 
 #[test]
 fn an_acknowledgement_clears_a_suspect() {
-    let (mut faults, now) = connected();
+    let (mut faults, mut now) = connected();
     for _ in 0..10 {
-        faults.acked(OTHER, "t", 0, now);
-        faults.silent(ROW, "t", 0, now, now, MIDDLE);
-        assert_ne!(faults.silent(ROW, "t", 0, now, now, MIDDLE), Silence::Row);
-        faults.acked(ROW, "t", 0, now);
+        for _ in 1..SILENCES_MAX {
+            faults.acked(OTHER, "t", 0, now + seconds(1), now + seconds(2));
+            assert!(faults.suspect(ROW, "t", 0, now, now + seconds(30), MIDDLE).is_some());
+            now += seconds(60);
+        }
+        faults.acked(ROW, "t", 0, now, now);
     }
 }
 
@@ -166,7 +200,7 @@ fn the_problem_says_what_stands_against_publishing() {
     assert_eq!(faults.problem(start), None);
     // A broker that closes an idle connection is no outage.
     faults.brokers_up(0, start);
-    assert_eq!(faults.problem(start + DOWN_GRACE - Duration::from_millis(1)), None);
+    assert_eq!(faults.problem(start + DOWN_GRACE.mul_f64(0.99)), None);
     begins(&faults, start + DOWN_GRACE, "kafka.unreachable: ");
     faults.answered();
     assert_eq!(faults.problem(start + DOWN_GRACE), None);
@@ -174,7 +208,7 @@ fn the_problem_says_what_stands_against_publishing() {
     assert!(!faults.cluster_failed("kafka.invalid_timestamp: …"), "no news");
     faults.brokers_up(1, start);
     begins(&faults, start, "kafka.invalid_timestamp: ");
-    faults.acked(ROW, "t", 0, start);
+    faults.acked(ROW, "t", 0, start, start);
     assert_eq!(faults.problem(start), None);
 }
 
@@ -188,16 +222,17 @@ fn everything_remembered_is_bounded() {
     assert_eq!(faults.parked().len(), PARKED_MAX);
     assert!(!faults.is_parked("t0") && faults.is_parked("t50"), "the one that is due first goes first");
     for number in 0..(TOPICS_MAX as u64 + 50) {
-        faults.acked(ROW, &format!("t{number}"), 0, start + Duration::from_millis(number));
+        faults.acked(ROW, &format!("t{number}"), 0, start, start + Duration::from_millis(number));
     }
     assert!(!faults.is_familiar("t49") && faults.is_familiar("t50"));
     // A row that was forgotten needs three silences again: it is late, never wrong.
-    faults.acked(OTHER, "t", 0, start + seconds(100));
+    let later = start + seconds(100);
+    faults.acked(OTHER, "t", 0, later, later);
     for _ in 1..SILENCES_MAX {
-        faults.silent(ROW, "t", 0, start, start, MIDDLE);
+        faults.suspect(ROW, "t", 0, start, start, MIDDLE);
     }
     for number in 0..SUSPECTS_MAX as u128 {
-        faults.silent(Uuid::from_u128(1_000 + number), "t", 0, start, start + seconds(1), MIDDLE);
+        faults.suspect(Uuid::from_u128(1_000 + number), "t", 0, start, start + seconds(1), MIDDLE);
     }
-    assert_ne!(faults.silent(ROW, "t", 0, start, start + seconds(2), MIDDLE), Silence::Row);
+    assert!(faults.suspect(ROW, "t", 0, start, start + seconds(2), MIDDLE).is_some());
 }

@@ -109,3 +109,23 @@ fn a_row_committed_late_before_the_head_of_a_parked_lane_is_claimed_at_once() {
     lanes.discovered(&[due("a", 2)], now);
     assert_eq!(lanes_of(&next(&mut lanes)), [key("a")]);
 }
+
+#[test]
+fn a_row_committed_late_before_the_pivot_of_a_lane_in_flight_is_claimed_at_once() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("a", 9)]);
+    let request = next(&mut lanes);
+    // The first row is sent and the second fails, and nobody knows of the one between them but the sweep that passed it meanwhile.
+    lanes.discovered(&[due("a", 5)], now);
+    let pivot = || failing("a", 9, Duration::from_secs(60));
+    lanes.served(&request, vec![Served::Claimed { rows: 2, through: at(9), blocked: Some(pivot()) }], now);
+    let request = next(&mut lanes);
+    assert_eq!((lanes_of(&request), request.retry), (vec![key("a")], false));
+    // The same when nothing was claimed, and the look at the head came before the commit.
+    lanes.discovered(&[due("a", 7)], now);
+    lanes.served(&request, vec![Served::Nothing(Some(pivot()))], now);
+    let request = next(&mut lanes);
+    // What turns up behind the pivot is no reason to ask again.
+    lanes.discovered(&[due("a", 12)], now);
+    lanes.served(&request, vec![Served::Nothing(Some(pivot()))], now);
+    assert_eq!(lanes.next_request(BATCH), None);
+}

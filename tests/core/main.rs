@@ -7,6 +7,7 @@ mod config;
 mod faults;
 mod health;
 mod http;
+mod judge;
 mod lanes_cases;
 mod layering;
 mod ndjson;

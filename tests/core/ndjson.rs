@@ -1,6 +1,7 @@
 //! What `enqueue` makes of its input, line by line: rows, or every problem with its line and field.
 
 use keiro_relay::cli::enqueue::parse;
+use keiro_relay::domain::message::PgTime;
 use keiro_relay::producer::{MessageIdPrefix, fresh_message_id, fresh_outbox_id};
 use keiro_relay::store::NewRow;
 use uuid::{Uuid, Version};
@@ -67,11 +68,11 @@ fn every_key_reaches_its_column() {
     assert_eq!((row.traceparent.as_deref(), row.tracestate.as_deref()), (Some("tp"), Some("ts")));
     assert_eq!(row.payload, "héllo".as_bytes());
     assert_eq!(row.attributes.as_deref(), Some(r#"{"n": 1.50, "b":[]}"#), "digits stay as they were written");
-    let micros = |time: Option<keiro_relay::domain::message::PgTime>| time.map(|time| time.0);
+    let micros = |time: Option<PgTime>| time.map(|time| time.0);
     assert_eq!(micros(row.created_at), Some(0));
     assert_eq!(micros(row.next_attempt_at), Some(-1));
     assert_eq!(
-        row.occurred_at.and_then(|time| time.unix_micros()),
+        row.occurred_at.and_then(PgTime::unix_micros),
         Some(1_767_315_845_123_457),
         "rounded as the server does"
     );

@@ -485,15 +485,6 @@ fn disturbances() -> Vec<Disturbance> {
     ]
 }
 
-/// Row by row: what the claim took is what it says, and nothing else has changed hands.
-async fn assert_claimed(race: &Race, claim: &Claim, what: &str) {
-    for row in race.outbox.rows().await {
-        let Some(message) = claim.messages.iter().find(|message| message.outbox_id == row.id()) else { continue };
-        let found = (row.status.as_str(), row.attempt_count, row.updated_at);
-        assert_eq!(found, ("publishing", message.attempt_count, message.updated_at), "{what}");
-    }
-}
-
 /// Claims while row `n` is disturbed, for every table, disturbance and row.
 async fn disturbed(rows: &[u64], ask: &Ask, expected: impl Fn(u64, &Disturbance) -> Vec<u64>) {
     for table in [Table::NewerShared, Table::Lean] {

@@ -13,7 +13,8 @@ use keiro_relay::domain::plan;
 use keiro_relay::domain::policy::Policy;
 use keiro_relay::publish::kafka::KafkaPublisher;
 use keiro_relay::publish::{Batch, Publisher as _};
-use rand::RngExt as _;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -34,9 +35,9 @@ fn kafka(brokers: &str) -> config::Kafka {
     config::Kafka {
         brokers: brokers.split(',').map(str::to_owned).collect(),
         message_bytes_max: CLIENT_BYTES_MAX,
+        topic_fault_dead_after: None,
         properties: [("statistics.interval.ms".to_owned(), config::Secret::new("1000"))].into(),
         property_files: [].into(),
-        ..config::Kafka::default()
     }
 }
 
@@ -147,6 +148,11 @@ fn setback(outcome: &Outcome) -> &Setback {
         Outcome::Unknown(setback) | Outcome::NotSent(setback) => setback,
         other => panic!("no setback: {other:?}"),
     }
+}
+
+/// Runs what blocks beside the calls under test, which share a task with whoever waits for it.
+async fn off<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("no panic")
 }
 
 fn ids(records: &[Record]) -> Vec<&str> {
@@ -440,7 +446,7 @@ async fn publish_returns_by_its_deadline_when_the_broker_stands_still() {
 /// A call that runs out of time purges the client under another one: that other call's rows all the same go out in order.
 #[tokio::test(flavor = "multi_thread")]
 async fn publish_of_another_call_survives_a_purge() {
-    let kafka = own_kafka(KafkaOptions::default());
+    let kafka = Arc::new(own_kafka(KafkaOptions::default()));
     let topic = "purged";
     Admin::new(&kafka.bootstrap()).create(topic, 2, &[]);
     let publisher = publisher(&kafka.bootstrap());
@@ -454,7 +460,8 @@ async fn publish_of_another_call_survives_a_purge() {
     let (hasty_outcomes, patient_outcomes) = tokio::join!(
         async {
             let outcomes = publish(&publisher, &hasty).await;
-            kafka.resume().expect("let the broker go on");
+            let kafka = Arc::clone(&kafka);
+            off(move || kafka.resume().expect("let the broker go on")).await;
             outcomes
         },
         publish(&publisher, &patient)
@@ -490,18 +497,18 @@ async fn publish_of_another_call_survives_a_purge() {
 /// The broker dies in the middle of a call and is back in time: the call simply takes longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn publish_outlasts_a_restart_of_the_broker() {
-    let kafka = own_kafka(KafkaOptions::default());
+    let kafka = Arc::new(own_kafka(KafkaOptions::default()));
     let topic = "restarted";
     Admin::new(&kafka.bootstrap()).create(topic, 3, &[]);
     let publisher = publisher(&kafka.bootstrap());
     let rows: Vec<_> = (0..2_000).map(|n| row(topic, Some(&format!("k{}", n % 20)), &format!("m{n}"))).collect();
     let batch = batch(Policy::PerKeyHeadOfLine, rows, LONG);
-    let restart = async {
-        let reader_brokers = kafka.bootstrap();
-        wait_until_async("some records", LONG, async || read_topic_on(&reader_brokers, topic).len() > 100).await;
-        kafka.kill().expect("kill the broker");
-        kafka.restart().expect("start it again");
-    };
+    let kafka_2 = Arc::clone(&kafka);
+    let restart = off(move || {
+        wait_until("some records", LONG, || read_topic_on(&kafka_2.bootstrap(), topic).len() > 100);
+        kafka_2.kill().expect("kill the broker");
+        kafka_2.restart().expect("start it again");
+    });
     let (outcomes, ()) = tokio::join!(publish(&publisher, &batch), restart);
     let acked = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Acked { .. })).count();
     println!("{acked} acknowledged, {} rebuilds", publisher.health().rebuilds);
@@ -550,10 +557,11 @@ async fn publish_stops_with_records_in_flight() {
     let publisher = publisher(brokers());
     let rows: Vec<_> = (0..5_000).map(|n| row(&topic, Some(&format!("k{}", n % 3)), &format!("m{n}"))).collect();
     let batch = batch(Policy::PerKeyHeadOfLine, rows, LONG);
-    let stop = async {
-        wait_until_async("some records", LONG, async || read_topic(&topic).len() > 10).await;
-        batch.stop.cancel();
-    };
+    let (token, read) = (batch.stop.clone(), topic.clone());
+    let stop = off(move || {
+        wait_until("some records", LONG, || read_topic(&read).len() > 10);
+        token.cancel();
+    });
     let (outcomes, ()) = tokio::join!(publish(&publisher, &batch), stop);
     let acked = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Acked { .. })).count();
     let stopped = outcomes.iter().filter(|outcome| short(outcome) == "not sent Stop kafka.stopping").count();
@@ -642,15 +650,14 @@ async fn publish_parks_a_topic_without_a_leader() {
         .map(|n| row(if n % 2 == 0 { "leaderless" } else { "led" }, Some(&format!("k{}", n % 4)), &format!("m{n}")))
         .collect();
     // Two lanes on each topic.
-    let outcomes = publish(&publisher, &batch(Policy::PerKeyHeadOfLine, rows.clone(), Duration::from_secs(5))).await;
-    println!("{:#?}", outcomes);
+    let outcomes = publish(&publisher, &batch(Policy::PerKeyHeadOfLine, rows.clone(), Duration::from_secs(10))).await;
     let expected = ["Topic", "acked", "Topic", "acked", "Lane", "acked"];
     for (outcome, expected) in outcomes.iter().zip(expected) {
         assert!(short(outcome).contains(expected), "{outcome:?}");
     }
     let health = publisher.health();
     assert_eq!(health.parked.iter().map(|parked| parked.topic.as_str()).collect::<Vec<_>>(), ["leaderless"]);
-    assert_eq!(health.problem, None);
+    assert_eq!((health.problem, health.rebuilds), (None, 0));
     kafka.restart_broker(2).expect("start the second broker");
     let left = vec![rows[0].clone(), rows[2].clone(), rows[4].clone()];
     publish_until_acked(&publisher, Policy::PerKeyHeadOfLine, left).await;
@@ -741,6 +748,142 @@ async fn publish_parks_a_topic_that_may_not_be_written_to() {
         assert_eq!(ids(&read_topic_on(&superuser, topic)), [expected]);
     }
     assert_eq!(publisher.health().parked, []);
+}
+
+/// One producer's rows and what became of them, published as a relay does: what was not acknowledged or rejected is tried again.
+struct Feed {
+    name: String,
+    policy: Policy,
+    waiting: Vec<Message>,
+    /// How many rows were said to be unknown, each time.
+    unknown: usize,
+    rejected: Vec<String>,
+}
+
+impl Feed {
+    async fn run(mut self, publisher: &KafkaPublisher, rng: &mut StdRng) -> Self {
+        let end = Instant::now() + LONG * 3;
+        while !self.waiting.is_empty() {
+            assert!(Instant::now() < end, "{}: {} rows left", self.name, self.waiting.len());
+            let size = rng.random_range(1..=400).min(self.waiting.len());
+            let timeout = Duration::from_millis(rng.random_range(1_000..6_000));
+            let batch = batch(self.policy, self.waiting[..size].to_vec(), timeout);
+            let outcomes = publish(publisher, &batch).await;
+            let mut is_done = Vec::new();
+            for (message, outcome) in batch.messages.iter().zip(&outcomes) {
+                is_done.push(matches!(outcome, Outcome::Acked { .. } | Outcome::Rejected(_)));
+                match outcome {
+                    Outcome::Acked { .. } | Outcome::NotSent(_) => {}
+                    Outcome::Rejected(_) => self.rejected.push(message.message_id.clone()),
+                    Outcome::Unknown(_) => self.unknown += 1,
+                    Outcome::Failed { .. } => panic!("{outcome:?}"),
+                }
+                if let Outcome::Unknown(setback) | Outcome::NotSent(setback) = outcome {
+                    assert_ne!(setback.blame, Blame::Row, "an outage spends no attempt: {setback:?}");
+                }
+            }
+            let mut is_done = is_done.into_iter().chain(std::iter::repeat(false));
+            self.waiting.retain(|_| !is_done.next().expect("endless"));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        self
+    }
+}
+
+/// Four feeds with a policy each over shared topics and one client, poison among their rows, while the broker is stopped,
+/// killed and restarted at random.
+#[tokio::test(flavor = "multi_thread")]
+async fn publish_loses_nothing_and_keeps_order_through_chaos() {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let kafka = Arc::new(own_kafka(KafkaOptions::default()));
+    let admin = Admin::new(&kafka.bootstrap());
+    let topics = ["chaos-1", "chaos-2", "chaos-3"];
+    for (topic, partitions) in topics.iter().zip([1, 3, 6]) {
+        admin.create(topic, partitions, &[("max.message.bytes", "5000")]);
+    }
+    let mut expected: Vec<(String, String)> = Vec::new();
+    let mut poison = Vec::new();
+    let mut feeds = Vec::new();
+    for policy in Policy::ALL {
+        let mut waiting = Vec::new();
+        for n in 0..2_000 {
+            let key = rng.random_range(0..30);
+            let topic = topics[key % topics.len()];
+            let id = format!("{policy}-{n}");
+            let mut message = row(topic, Some(&format!("{policy}-{key}")), &id);
+            if rng.random_ratio(1, 200) {
+                message.payload = noise(10_000);
+                poison.push(id);
+            } else {
+                let lane = match policy {
+                    Policy::BestEffort => id.clone(),
+                    Policy::PerKeyHeadOfLine => format!("{policy}-{key}"),
+                    Policy::PerSourceStream | Policy::StopTheLine => policy.to_string(),
+                };
+                expected.push((lane, id));
+            }
+            waiting.push(message);
+        }
+        let name = policy.to_string();
+        feeds.push(Feed { name, policy, waiting, unknown: 0, rejected: Vec::new() });
+    }
+    let publisher = publisher(&kafka.bootstrap());
+    let done = CancellationToken::new();
+    let chaos = async {
+        let mut rng = StdRng::seed_from_u64(seed + 100);
+        let mut faults = 0;
+        for _ in 0..4 {
+            let wait = Duration::from_millis(rng.random_range(200..1_500));
+            let hold = Duration::from_millis(rng.random_range(200..7_000));
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = done.cancelled() => break,
+            }
+            faults += 1;
+            let (kafka, is_pause) = (Arc::clone(&kafka), rng.random_ratio(2, 3));
+            off(move || {
+                if is_pause {
+                    kafka.pause().expect("pause the broker");
+                    std::thread::sleep(hold);
+                    kafka.resume().expect("let the broker go on");
+                } else {
+                    kafka.kill().expect("kill the broker");
+                    std::thread::sleep(hold / 4);
+                    kafka.restart().expect("start it again");
+                }
+            })
+            .await;
+        }
+        println!("{faults} faults");
+    };
+    let publishing = async {
+        let runs = feeds.into_iter().enumerate().map(|(number, feed)| {
+            let publisher = &publisher;
+            async move { feed.run(publisher, &mut StdRng::seed_from_u64(seed + number as u64)).await }
+        });
+        let feeds = futures_util::future::join_all(runs).await;
+        done.cancel();
+        feeds
+    };
+    let (feeds, ()) = tokio::join!(publishing, chaos);
+
+    let unknown: usize = feeds.iter().map(|feed| feed.unknown).sum();
+    let mut rejected: Vec<_> = feeds.into_iter().flat_map(|feed| feed.rejected).collect();
+    rejected.sort_unstable();
+    poison.sort_unstable();
+    assert_eq!(rejected, poison, "the poison and nothing else");
+    let records: Vec<_> = topics.iter().flat_map(|topic| read_topic_on(&kafka.bootstrap(), topic)).collect();
+    let verdict = oracle::judge(&records, &expected);
+    println!(
+        "{} rows, {} records, {unknown} unknown, {} duplicates, {} rebuilds",
+        expected.len(),
+        records.len(),
+        verdict.duplicates.len(),
+        publisher.health().rebuilds
+    );
+    verdict.assert_delivered(unknown);
 }
 
 /// A clock that is far off is nobody's row.

@@ -148,7 +148,7 @@ pub fn judge(evidence: &Evidence) -> Judgement {
             figures[index].rows += 1;
         }
         if !in_table.contains(row.message_id.as_str()) {
-            problems.add("rows are committed and not in the table", &row.message_id);
+            problems.add("rows committed and not in the table", &row.message_id);
         }
     }
 
@@ -163,22 +163,22 @@ pub fn judge(evidence: &Evidence) -> Judgement {
         let (Some(row), Some(written)) = (table.get(id), committed.get(id)) else {
             unexpected += 1;
             let kind = if evidence.rolled_back.contains(id) {
-                "records are of rows that were rolled back"
+                "records of rows that were rolled back"
             } else {
-                "records are of no row that was committed"
+                "records of no row that was committed"
             };
             problems.add(kind, &format!("{id} on {} [{}] at {}", record.topic, record.partition, record.offset));
             continue;
         };
         let described = || format!("{id} on {} [{}] at {}", record.topic, record.partition, record.offset);
         if record.topic != row.topic {
-            problems.add("records are on another topic than their row says", &described());
+            problems.add("records on another topic than their row says", &described());
         }
         if record.key.as_deref() != row.key.as_deref().map(str::as_bytes) || record.digest != written.digest {
-            problems.add("records carry another key or value than their row", &described());
+            problems.add("records with another key or value than their row", &described());
         }
         if let Fate::Rejected(_) = written.fate {
-            problems.add("records are of rows that no topic should have taken", &described());
+            problems.add("records of rows that no topic should have taken", &described());
         }
         let Some(&index) = source_index.get(row.source.as_str()) else { continue };
         let figures = &mut figures[index];
@@ -199,7 +199,7 @@ pub fn judge(evidence: &Evidence) -> Judgement {
         let Some(&index) = source_index.get(row.source.as_str()) else { continue };
         let id = row.message_id.as_str();
         let Some(written) = committed.get(id) else {
-            problems.add("rows are in the table that nobody committed", id);
+            problems.add("rows in the table that nobody committed", id);
             continue;
         };
         let figures = &mut figures[index];
@@ -216,15 +216,14 @@ pub fn judge(evidence: &Evidence) -> Judgement {
         if !as_expected {
             let reason = row.reason.as_deref().unwrap_or("no reason given");
             problems.add(
-                "rows have another status than they should",
+                "rows with another status than they should have",
                 &format!("{id} of {} is {}: {reason}", row.source, row.status),
             );
         }
         let Some(record) = firsts.get(id) else {
             if written.fate == Fate::Sent {
                 figures.missing += 1;
-                problems
-                    .add("rows are committed and on no topic", &format!("{id} of {} for {}", row.source, row.topic));
+                problems.add("rows committed and on no topic", &format!("{id} of {} for {}", row.source, row.topic));
             }
             continue;
         };
@@ -238,7 +237,7 @@ pub fn judge(evidence: &Evidence) -> Judgement {
         };
         if let Some(later) = lanes.entry((index, lane)).or_default().follow(record, evidence.one_clock) {
             figures.order_violations += 1;
-            problems.add("rows came later than a row behind them", &format!("{id} of {}: {later}", row.source));
+            problems.add("rows later on Kafka than a row behind them", &format!("{id} of {}: {later}", row.source));
         }
     }
     Judgement { sources: figures, unexpected, problems: problems.texts() }
@@ -293,7 +292,7 @@ impl Problems {
     fn texts(self) -> Vec<String> {
         let text = |(kind, (count, shown)): (&str, (usize, Vec<String>))| {
             let more = if count > shown.len() { ", …" } else { "" };
-            format!("{count} {kind}: {}{more}", shown.join(", "))
+            format!("{kind}: {count} ({}{more})", shown.join(", "))
         };
         self.0.into_iter().map(text).collect()
     }

@@ -22,6 +22,8 @@ use super::{EXIT_FAILED, EXIT_OK, complain};
 use servers::{BrokerChoice, CleanUp};
 use show::Show;
 
+pub(super) use show::grouped;
+
 /// `keiro-relay demo`
 #[derive(Debug, Args)]
 pub(super) struct Options {

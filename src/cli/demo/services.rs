@@ -767,6 +767,13 @@ impl Postgres {
         self.port.number
     }
 
+    /// Its processes as they are now: the server, then its backends.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        let server = lock(&self.server).id();
+        server.into_iter().flat_map(|server| [vec![server], children_of(server)].concat()).collect()
+    }
+
     /// Creates an empty database.
     ///
     /// # Errors
@@ -973,6 +980,12 @@ impl Kafka {
         let addresses: Vec<_> =
             self.brokers.iter().map(|broker| format!("127.0.0.1:{}", broker.port(listener))).collect();
         addresses.join(",")
+    }
+
+    /// The processes of the brokers that run.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        self.brokers.iter().filter_map(|broker| lock(&broker.server).id()).collect()
     }
 
     /// Stops every broker in an orderly way; their data stays.

@@ -165,7 +165,7 @@ fn wrapped(first: &str, next: &str, text: &str) -> String {
 }
 
 /// A number with its thousands apart: `12,345`.
-pub(super) fn grouped(number: usize) -> String {
+pub(in crate::cli) fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut grouped = String::new();
     for (index, digit) in digits.chars().enumerate() {

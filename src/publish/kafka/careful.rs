@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -56,6 +57,8 @@ pub(super) async fn publish(publisher: &KafkaPublisher, batch: &Batch) -> Vec<(U
     tokio::select! {
         outcomes = &mut lanes => return outcomes,
         () = call.resolve() => {}
+        // The other half of the last part is for finding out whose fault it is.
+        () = sleep(call.schedule.part / 2) => {}
     }
     call.abandoned.cancel();
     lanes.await
@@ -89,7 +92,9 @@ struct Call<'a> {
     resolving: CancellationToken,
     /// Set when even the purge brought no report.
     abandoned: CancellationToken,
-    /// Whether the cluster answers a new connection, asked at most once.
+    /// Records handed over whose reports have not come.
+    in_flight: AtomicUsize,
+    /// Whether the cluster answers, asked at most once.
     cluster_answers: OnceCell<bool>,
 }
 
@@ -137,6 +142,7 @@ impl<'a> Call<'a> {
             schedule: Schedule::new(now, batch.deadline),
             resolving: CancellationToken::new(),
             abandoned: CancellationToken::new(),
+            in_flight: AtomicUsize::new(0),
             cluster_answers: OnceCell::new(),
         }
     }
@@ -181,7 +187,7 @@ impl<'a> Call<'a> {
         let Class::Topic(word) = codes::classify(code) else { return None };
         let about = self.about(Side::Broker, topic, 0);
         let error = codes::fault_text(word, code, &about);
-        Some(self.park(topic, asked_at, error))
+        Some(self.park(topic, asked_at, &error))
     }
 
     /// Publishes the rows of a lane one after the other, up to the first that does not get through.
@@ -194,7 +200,7 @@ impl<'a> Call<'a> {
                 Some(pivot) => setback(
                     Persisted::No,
                     Blame::Lane,
-                    format!("kafka.held_back: client: behind {pivot} of its lane"),
+                    &format!("kafka.held_back: client: behind {pivot} of its lane"),
                     Duration::ZERO,
                 ),
                 None => self.publish_row(message).await,
@@ -213,7 +219,7 @@ impl<'a> Call<'a> {
     /// Publishes one row.
     async fn publish_row(&self, message: &Message) -> Outcome {
         if let Some(barred) = self.barred() {
-            return self.not_handed_over(barred);
+            return Self::not_handed_over(barred);
         }
         let record = match record::build(message) {
             Ok(record) => record,
@@ -222,7 +228,7 @@ impl<'a> Call<'a> {
         let admission = self.publisher.faults.lock().admit(record.topic, Instant::now());
         let _probe = match admission {
             Admission::Free => None,
-            Admission::Held { pause, reason } => return setback(Persisted::No, Blame::Topic, reason, pause),
+            Admission::Held { pause, reason } => return setback(Persisted::No, Blame::Topic, &reason, pause),
             Admission::Probe => {
                 let probe = Probe { publisher: self.publisher, topic: record.topic };
                 if let Some(fault) = self.ask_about(record.topic).await {
@@ -238,14 +244,14 @@ impl<'a> Call<'a> {
             }
         }
         let error = format!("kafka.client_lost: client: the client was lost under this record {HAND_OVERS_MAX} times");
-        setback(Persisted::No, Blame::Topic, error, SHORT_REST)
+        setback(Persisted::No, Blame::Topic, &error, SHORT_REST)
     }
 
     /// Hands the record over once and makes of its report what it means.
     async fn try_row(&self, message: &Message, record: &Record<'_>) -> Tried {
         match self.hand_over(message, record).await {
             Ok(handed) => self.judge(message, record, &handed).await,
-            Err(barred) => Tried::Outcome(self.not_handed_over(barred)),
+            Err(barred) => Tried::Outcome(Self::not_handed_over(barred)),
         }
     }
 
@@ -282,11 +288,14 @@ impl<'a> Call<'a> {
         // A record without a report may have been written.
         let lost =
             Report { code: Some(Code::MessageTimedOut), persisted: Persisted::Possibly, partition: -1, offset: -1 };
-        tokio::select! {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let report = tokio::select! {
             biased;
             report = report => report.unwrap_or(lost),
             () = self.abandoned.cancelled() => lost,
-        }
+        };
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        report
     }
 
     /// Whether nothing may be handed over now, and why.
@@ -305,17 +314,17 @@ impl<'a> Call<'a> {
         self.batch.stop.is_cancelled() || self.publisher.closed.is_cancelled()
     }
 
-    fn not_handed_over(&self, barred: Barred) -> Outcome {
+    fn not_handed_over(barred: Barred) -> Outcome {
         match barred {
             Barred::Stopping => {
-                let error = "kafka.stopping: client: the relay stopped before this row's turn".to_owned();
+                let error = "kafka.stopping: client: the relay stopped before this row's turn";
                 setback(Persisted::No, Blame::Stop, error, Duration::ZERO)
             }
             // Nothing failed: the rows before it took all the time. It is due again at once.
             Barred::OutOfTime => {
                 let error = "kafka.out_of_time: client: the call's time was up before this row's turn; raise [relay] \
                              publish_timeout or lower batch_rows_max";
-                setback(Persisted::No, Blame::Topic, error.to_owned(), Duration::ZERO)
+                setback(Persisted::No, Blame::Topic, error, Duration::ZERO)
             }
         }
     }
@@ -328,7 +337,7 @@ impl<'a> Call<'a> {
             // Written, whatever became of the answer.
             (None, _) | (Some(_), Persisted::Yes) => {
                 handed.generation.acked();
-                self.note_acked(message.outbox_id, record.topic, partition);
+                self.note_acked(message.outbox_id, record.topic, partition, handed.at);
                 return Tried::Outcome(Outcome::Acked { partition, offset });
             }
         };
@@ -339,20 +348,19 @@ impl<'a> Call<'a> {
                 if handed.side == Side::Broker {
                     self.note_refused(message.outbox_id, record.topic);
                     if code == Code::MessageSizeTooLarge {
-                        let blueprint = self.publisher.careful.blueprint();
-                        about.topic_bytes_max = self.publisher.limits.bytes_max(blueprint, record.topic).await;
+                        about.topic_bytes_max = self.topic_bytes_max(record.topic).await;
                     }
                 }
                 Outcome::Rejected(Rejection::new(word, codes::rejection_detail(code, &about)))
             }
             Class::Topic(word) => {
-                let fault = self.park(record.topic, handed.at, codes::fault_text(word, code, &about));
+                let fault = self.park(record.topic, handed.at, &codes::fault_text(word, code, &about));
                 with(persisted, fault)
             }
             Class::Cluster(word) => {
                 let error = codes::fault_text(word, code, &about);
                 self.note_cluster_failed(&error);
-                setback(persisted, Blame::Cluster, error, SHORT_REST)
+                setback(persisted, Blame::Cluster, &error, SHORT_REST)
             }
             Class::Fatal => return self.replace_client(code, record, handed).await,
             Class::Purged if !self.resolving.is_cancelled() => {
@@ -361,14 +369,14 @@ impl<'a> Call<'a> {
                     return Tried::Again;
                 }
                 let error = format!("kafka.purged: client: topic {}: let go of while it was on its way", record.topic);
-                setback(persisted, Blame::Topic, error, Duration::ZERO)
+                setback(persisted, Blame::Topic, &error, Duration::ZERO)
             }
             Class::Late | Class::Purged => self.judge_silence(message, record, handed).await,
             Class::QueueFull => return Tried::Again,
             Class::Unlisted(word) => {
-                let error = bounded(codes::fault_text(&word, code, &about));
+                let error = bounded(&codes::fault_text(&word, code, &about));
                 match persisted {
-                    Persisted::Possibly => setback(persisted, Blame::Row, error, Duration::ZERO),
+                    Persisted::Possibly => setback(persisted, Blame::Row, &error, Duration::ZERO),
                     Persisted::No | Persisted::Yes => Outcome::Failed { error },
                 }
             }
@@ -386,40 +394,37 @@ impl<'a> Call<'a> {
         };
         if self.is_stopping() {
             let error = format!("kafka.stopping: client: topic {topic}: no answer before the relay stopped; {fate}");
-            return setback(persisted, Blame::Stop, error, Duration::ZERO);
+            return setback(persisted, Blame::Stop, &error, Duration::ZERO);
         }
-        let silence = self.publisher.faults.lock().silent(
-            message.outbox_id,
-            topic,
-            partition,
-            handed.at,
-            Instant::now(),
-            rand::random(),
-        );
-        let waited = Instant::now().saturating_duration_since(handed.at).as_millis();
+        let now = Instant::now();
+        let silence = match self.publisher.faults.lock().silent(topic, handed.at, now) {
+            Silence::Unclear => None,
+            clear @ (Silence::Partition | Silence::Topic | Silence::Cluster) => Some(clear),
+        };
+        let silence = match silence {
+            Some(silence) => silence,
+            None if self.cluster_answers().await => Silence::Topic,
+            None => Silence::Cluster,
+        };
+        let waited = now.saturating_duration_since(handed.at).as_millis();
         let text =
             |what: &str| format!("kafka.timed_out: broker: topic {topic}: no answer in {waited} ms {what}; {fate}");
-        let silence = match silence {
-            Silence::Unclear if self.cluster_answers().await => Silence::Topic,
-            Silence::Unclear => Silence::Cluster,
-            clear @ (Silence::Row | Silence::Rest { .. } | Silence::Topic | Silence::Cluster) => clear,
-        };
-        match silence {
-            Silence::Row => {
-                let error = text("while its partition answered others, for the third time: the row is suspect");
-                setback(persisted, Blame::Row, error, Duration::ZERO)
-            }
-            Silence::Rest { pause } => setback(persisted, Blame::Topic, text("while the topic answered others"), pause),
-            Silence::Topic => {
-                let error = text("while the cluster answered; look at the topic's leaders and in-sync replicas");
-                with(persisted, self.park(topic, handed.at, error))
-            }
-            Silence::Cluster | Silence::Unclear => {
-                let error = text("and nothing else was answered; check [kafka] brokers, the network and the brokers");
-                self.note_cluster_failed(&error);
-                setback(persisted, Blame::Cluster, error, SHORT_REST)
-            }
+        if silence == Silence::Cluster {
+            let error = text("and nothing else was answered; check [kafka] brokers, the network and the brokers");
+            self.note_cluster_failed(&error);
+            return setback(persisted, Blame::Cluster, &error, SHORT_REST);
         }
+        let rest =
+            self.publisher.faults.lock().suspect(message.outbox_id, topic, partition, handed.at, now, rand::random());
+        let Some(pause) = rest else {
+            let error = text("while its partition answered later records, for the third time: the row is suspect");
+            return setback(persisted, Blame::Row, &error, Duration::ZERO);
+        };
+        if silence == Silence::Partition {
+            return setback(persisted, Blame::Topic, &text("while the topic answered others"), pause);
+        }
+        let error = text("while the cluster answered; look at the topic's leaders and in-sync replicas");
+        with(persisted, self.park(topic, handed.at, &error))
     }
 
     /// The client died under this record: another one takes over, and the record goes again if it surely was not written.
@@ -431,19 +436,29 @@ impl<'a> Call<'a> {
         if let Class::Cluster(word) = codes::classify(cause) {
             let error = codes::fault_text(word, cause, &self.about(Side::Broker, record.topic, record.octets()));
             self.note_cluster_failed(&error);
-            return Tried::Outcome(setback(persisted, Blame::Cluster, error, SHORT_REST));
+            return Tried::Outcome(setback(persisted, Blame::Cluster, &error, SHORT_REST));
         }
         if is_replaced && persisted == Persisted::No && self.barred().is_none() {
             return Tried::Again;
         }
         let error =
             format!("kafka.client_fatal: client: topic {}: the client had to be replaced: {reason}", record.topic);
-        Tried::Outcome(setback(persisted, Blame::Topic, error, SHORT_REST))
+        Tried::Outcome(setback(persisted, Blame::Topic, &error, SHORT_REST))
     }
 
     /// Returns when what is still on its way has to be purged: at the schedule's time, or some while after a stop.
     async fn time_is_up(&self) {
-        let resolve_at = self.schedule.resolve_at;
+        let scheduled = async {
+            let Schedule { hand_over_until, resolve_at, part } = self.schedule;
+            sleep_until(hand_over_until.into()).await;
+            // Records are late. Unless the cluster acknowledges others, the question whose fault that is will come up, and a
+            // new connection takes its time: asked now, the answer is there when it is needed.
+            let recently = hand_over_until.checked_sub(part).unwrap_or(hand_over_until);
+            if !self.publisher.faults.lock().was_acked_since(recently) {
+                self.cluster_answers().await;
+            }
+            sleep_until(resolve_at.into()).await;
+        };
         let stopped = async {
             tokio::select! {
                 () = self.batch.stop.cancelled() => {}
@@ -454,7 +469,7 @@ impl<'a> Call<'a> {
             sleep(if no_broker_is_up { wait.min(STOP_WAIT_WITHOUT_BROKER) } else { wait }).await;
         };
         tokio::select! {
-            () = sleep_until(resolve_at.into()) => {}
+            () = scheduled => {}
             () = stopped => {}
         }
     }
@@ -468,7 +483,11 @@ impl<'a> Call<'a> {
         // Records that were never sent first: most that wait for a partition without a leader are among them, and letting go
         // of those disturbs no other call.
         generation.purge(false).await;
-        sleep(part / 8).await;
+        sleep(part / 16).await;
+        if self.in_flight.load(Ordering::Relaxed) == 0 {
+            // Lanes only wait for answers about whose fault it is.
+            return std::future::pending().await;
+        }
         // What is left was sent and not answered. The client that sent it is replaced: who knows what its connection holds.
         let until = Instant::now() + part / 8;
         if !client.rebuild(&generation, "records in flight got no answer in time", until).await {
@@ -477,19 +496,42 @@ impl<'a> Call<'a> {
         sleep(part / 4).await;
     }
 
-    /// Whether the cluster answers a new connection.
+    /// Whether the cluster answers: over a connection that is there, or over a new one, since the one that is there may be stuck
+    /// behind a request.
     async fn cluster_answers(&self) -> bool {
-        let bound = (self.schedule.part / 2).max(Duration::from_millis(100));
         let ask = || async {
-            match self.publisher.careful.ask_cluster(bound).await {
-                Ok(()) => true,
-                Err(reason) => {
-                    tracing::debug!("the cluster does not answer: {reason}");
-                    false
+            let now = Instant::now();
+            let Schedule { resolve_at, part, .. } = self.schedule;
+            let until = if now < resolve_at { resolve_at } else { resolve_at + part };
+            let bound = until.saturating_duration_since(now);
+            let client = &self.publisher.careful;
+            let mut topics = self.batch.messages.iter().map(|message| message.destination.as_str());
+            let here = async {
+                match topics.find(|topic| record::is_legal_topic(topic)) {
+                    Some(topic) => client.current().ask_about(topic, bound).await.is_ok(),
+                    None => false,
                 }
+            };
+            let anew = async {
+                let answer = client.ask_cluster(bound).await;
+                if let Err(reason) = &answer {
+                    tracing::debug!("the cluster does not answer a new connection: {reason}");
+                }
+                answer.is_ok()
+            };
+            let (mut here, mut anew) = (pin!(here), pin!(anew));
+            tokio::select! {
+                answers = &mut here => answers || anew.await,
+                answers = &mut anew => answers || here.await,
             }
         };
         *self.cluster_answers.get_or_init(ask).await
+    }
+
+    /// The topic's own limit, when it can be had in time.
+    async fn topic_bytes_max(&self, topic: &str) -> Option<usize> {
+        let look = self.publisher.limits.bytes_max(self.publisher.careful.blueprint(), topic);
+        tokio::time::timeout_at(self.schedule.resolve_at.into(), look).await.ok()?
     }
 
     fn about<'t>(&self, side: Side, topic: &'t str, octets: usize) -> About<'t> {
@@ -497,7 +539,7 @@ impl<'a> Call<'a> {
     }
 
     /// Parks a topic and returns what that means for the row that found out.
-    fn park(&self, topic: &str, handed_over: Instant, error: String) -> Setback {
+    fn park(&self, topic: &str, handed_over: Instant, error: &str) -> Setback {
         let error = bounded(error);
         let parking =
             self.publisher.faults.lock().topic_failed(topic, handed_over, &error, Instant::now(), rand::random());
@@ -509,8 +551,8 @@ impl<'a> Call<'a> {
         Setback { blame: Blame::Topic, error, pause: parking.pause }
     }
 
-    fn note_acked(&self, id: Uuid, topic: &str, partition: i32) {
-        if self.publisher.faults.lock().acked(id, topic, partition, Instant::now()) {
+    fn note_acked(&self, id: Uuid, topic: &str, partition: i32, handed_over: Instant) {
+        if self.publisher.faults.lock().acked(id, topic, partition, handed_over, Instant::now()) {
             tracing::info!(topic, "the topic takes records again");
         }
     }
@@ -536,10 +578,10 @@ fn with(persisted: Persisted, setback: Setback) -> Outcome {
     }
 }
 
-fn setback(persisted: Persisted, blame: Blame, error: String, pause: Duration) -> Outcome {
+fn setback(persisted: Persisted, blame: Blame, error: &str, pause: Duration) -> Outcome {
     with(persisted, Setback { blame, error: bounded(error), pause })
 }
 
-fn bounded(error: String) -> String {
-    outcome::last_error(&error)
+fn bounded(error: &str) -> String {
+    outcome::last_error(error)
 }

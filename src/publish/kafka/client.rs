@@ -3,7 +3,6 @@
 //! Nothing here ever judges a code, decides what a row becomes, or blocks the caller: what blocks in librdkafka (purge, flush,
 //! metadata, drop) runs on threads for that. `rd_kafka_message_produce_errstr` is never called: its text may dangle.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use tokio::task::spawn_blocking;
 
 use super::codes::{self, Class};
 use super::faults::Faults;
-use crate::config::{self, Secret};
+use crate::config;
 use crate::domain::record::Record;
 
 /// How many characters of a text of librdkafka's are kept.
@@ -56,15 +55,8 @@ pub enum ClientError {
         reason: String,
     },
     /// The file that holds a property's value cannot be read.
-    #[error("[kafka.property_files] {name}: cannot read {}: {error}", path.display())]
-    PropertyFile {
-        /// The property's name.
-        name: String,
-        /// The file.
-        path: PathBuf,
-        /// What reading it said.
-        error: std::io::Error,
-    },
+    #[error(transparent)]
+    Setting(#[from] config::SettingError),
     /// librdkafka does not take the properties together.
     #[error("[kafka]: librdkafka cannot build a client: {0}")]
     Creation(String),
@@ -96,51 +88,20 @@ pub(super) enum Purpose {
 #[derive(Debug, Clone)]
 pub(super) struct Blueprint {
     kafka: config::Kafka,
-    client_id: String,
     message_timeout: Duration,
 }
 
 impl Blueprint {
     pub(super) fn new(kafka: &config::Kafka, relay: &config::Relay) -> Self {
-        let client_id = format!("keiro-relay-{}", relay.instance);
-        Self { kafka: kafka.clone(), client_id, message_timeout: message_timeout(relay) }
+        Self { kafka: kafka.clone(), message_timeout: message_timeout(relay) }
     }
 
     /// Every property of a client; reads the files that hold secrets, so that a rotated one counts from the next client on.
     fn config(&self, purpose: Purpose) -> Result<ClientConfig, ClientError> {
-        // Defaults that the user's properties may override.
-        let mut properties: Vec<(String, Secret)> = [
-            ("client.id", self.client_id.as_str()),
-            ("compression.type", "lz4"),
-            ("reconnect.backoff.max.ms", "1000"),
-            ("socket.keepalive.enable", "true"),
-            // A topic that does not exist yet is noticed this long after it was first asked for.
-            ("topic.metadata.propagation.max.ms", "5000"),
-            ("queue.buffering.max.kbytes", "262144"),
-            ("statistics.interval.ms", "5000"),
-        ]
-        .map(|(name, value)| (name.to_owned(), Secret::new(value)))
-        .to_vec();
-        properties.extend(self.kafka.properties.clone());
-        for (name, path) in &self.kafka.property_files {
-            let value = std::fs::read_to_string(path).map_err(|error| ClientError::PropertyFile {
-                name: name.clone(),
-                path: path.clone(),
-                error,
-            })?;
-            properties.push((name.clone(), Secret::new(value.trim_end_matches(['\r', '\n']))));
-        }
         let mut config = ClientConfig::new();
-        for (name, value) in &properties {
+        for (name, value) in self.kafka.client_properties()? {
             config.set(name, value.expose());
         }
-        // Ours, whatever else was said. Aliases go first: librdkafka would take whichever comes last.
-        for alias in ["metadata.broker.list", "queue.buffering.max.ms", "request.required.acks", "delivery.timeout.ms"]
-        {
-            config.remove(alias);
-        }
-        config.set("bootstrap.servers", self.kafka.brokers.join(","));
-        config.set("message.max.bytes", self.kafka.message_bytes_max.to_string());
         config.set("acks", "all");
         config.set("message.timeout.ms", self.message_timeout.as_millis().to_string());
         // As Java clients do, so that a key lands where other producers of the topic put it.
@@ -151,11 +112,15 @@ impl Blueprint {
                 // Off: a refused record would be fatal for the client, and here every lane waits for its own record anyway.
                 config.set("enable.gapless.guarantee", "false");
                 config.set("batch.num.messages", "1");
+                // Under either name the user may have set it: librdkafka would take whichever comes last.
+                config.remove("queue.buffering.max.ms");
                 config.set("linger.ms", "0");
             }
             Purpose::Question => {
                 config.set("enable.idempotence", "false");
                 config.set("statistics.interval.ms", "0");
+                // To every broker at once: the next one after a dead one would have its turn a second later.
+                config.set("enable.sparse.connections", "false");
                 config.remove("enable.gapless.guarantee");
             }
         }
@@ -171,10 +136,10 @@ impl Blueprint {
 /// How long librdkafka may keep a record. Our own deadline comes first, always; this one holds for a process that was stopped
 /// and wakes: what it still has must not go out after the lease ended and someone else took the row (design §3.4).
 ///
-/// A record is handed over by `publish_timeout` after the claim, so it may go out until twice that plus this margin.
+/// A record is handed over up to `publish_timeout` after the claim, so the last one may go out until twice that plus the margin;
+/// the configuration keeps three times as much below the lease.
 fn message_timeout(relay: &config::Relay) -> Duration {
-    let room = relay.publishing_timeout.saturating_sub(relay.publish_timeout * 2);
-    relay.publish_timeout + (room / 2).min(Duration::from_secs(5))
+    relay.publish_timeout + config::LEASE_MARGIN
 }
 
 /// What became of a record that was handed over.
@@ -261,6 +226,7 @@ impl ProducerContext for Context {
             Ok(message) => (None, message),
             Err((error, message)) => (Some(error.rdkafka_error_code().unwrap_or(Code::Unknown)), message),
         };
+        #[expect(unsafe_code, reason = "the binding has no other way to rd_kafka_message_status")]
         // SAFETY: the pointer belongs to the delivery report event, which `message` keeps alive; the function only reads it.
         let status = unsafe { rd_kafka_message_status(message.ptr()) };
         let persisted = match status {
@@ -428,28 +394,36 @@ impl Client {
     }
 
     /// Replaces a client and purges it, so that every record it holds gets its report. The first of several callers who saw
-    /// the same client does it. Returns whether another client is there; building may have to wait its turn past `until`.
+    /// the same client does it. Returns whether another client is there by `until`; building may have to wait its turn.
     pub(super) async fn rebuild(&self, seen: &Arc<Generation>, why: &str, until: Instant) -> bool {
-        let mut rebuilding = self.rebuilding.lock().await;
-        if self.current().number != seen.number {
-            return true;
-        }
-        if let Some(not_before) = rebuilding.not_before {
-            if not_before > until {
-                return false;
+        let rebuild = self.rebuild_in_turn(seen, why, until);
+        tokio::time::timeout_at(until.into(), rebuild).await.unwrap_or(false)
+    }
+
+    async fn rebuild_in_turn(&self, seen: &Arc<Generation>, why: &str, until: Instant) -> bool {
+        let mut rebuilding = loop {
+            let rebuilding = self.rebuilding.lock().await;
+            if self.current().number != seen.number {
+                return true;
             }
-            tokio::time::sleep_until(not_before.into()).await;
-        }
+            match rebuilding.not_before {
+                Some(not_before) if not_before > until => return false,
+                Some(not_before) if not_before > Instant::now() => {
+                    // Not with the lock: others may have less time.
+                    drop(rebuilding);
+                    tokio::time::sleep_until(not_before.into()).await;
+                }
+                Some(_) | None => break rebuilding,
+            }
+        };
         let (blueprint, purpose, faults, number) =
             (self.blueprint.clone(), self.purpose, self.faults.clone(), seen.number + 1);
         let built = spawn_blocking(move || Generation::build(&blueprint, purpose, faults, number)).await;
         rebuilding.fruitless = if seen.has_acked.load(Ordering::Relaxed) { 0 } else { rebuilding.fruitless + 1 };
-        if rebuilding.fruitless > 0 {
-            let pause = REBUILD_PAUSE * 2_u32.saturating_pow(rebuilding.fruitless.min(10));
-            rebuilding.not_before = Some(Instant::now() + pause.min(REBUILD_PAUSE_MAX));
-        } else {
-            rebuilding.not_before = None;
-        }
+        rebuilding.not_before = rebuilding.fruitless.checked_sub(1).map(|doublings| {
+            let pause = REBUILD_PAUSE * 2_u32.pow(doublings.min(10));
+            Instant::now() + pause.min(REBUILD_PAUSE_MAX)
+        });
         let problem = match built {
             Ok(Ok(next)) => {
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
@@ -469,8 +443,8 @@ impl Client {
         false
     }
 
-    /// Whether the cluster answers a new connection. A connection of our own may be stuck behind a request, so this one is
-    /// built for the question and then dropped.
+    /// Whether the cluster answers a new connection, within the bound. A connection of our own may be stuck behind a request,
+    /// so this one is built for the question and then dropped.
     pub(super) async fn ask_cluster(&self, bound: Duration) -> Result<(), String> {
         let (answer, answered) = oneshot::channel();
         let blueprint = self.blueprint.clone();
@@ -479,14 +453,13 @@ impl Client {
                 Ok(producer) => producer,
                 Err(error) => return drop(answer.send(Err(format!("kafka.client_failed: client: {error}")))),
             };
-            let _ = answer.send(ask_cluster(&producer, bound));
+            // A part of the time is for building the client, and for saying why nobody answered.
+            let _ = answer.send(ask_cluster(&producer, bound * 4 / 5));
             // Dropping the client takes a moment, and the answer does not wait for it.
         });
-        let nobody = || Err(format!("kafka.unreachable: client: no broker answered within {bound:?}"));
-        // Building a client takes a moment too.
-        match tokio::time::timeout(bound + Duration::from_millis(500), answered).await {
+        match tokio::time::timeout(bound, answered).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) | Err(_) => nobody(),
+            Ok(Err(_)) | Err(_) => Err(format!("kafka.unreachable: client: no broker answered within {bound:?}")),
         }
     }
 }

@@ -18,7 +18,7 @@ pub const PARKED_MAX: usize = 1_000;
 pub const TOPICS_MAX: usize = 10_000;
 /// Rows whose silences are remembered.
 pub const SUSPECTS_MAX: usize = 10_000;
-/// How often a row may time out alone, while its partition acknowledges others, before it is the row's fault.
+/// How often a row may time out alone, while its partition acknowledges what came after it, before it is the row's fault.
 pub const SILENCES_MAX: u32 = 3;
 /// How long no broker may be up before it counts as a problem: librdkafka reconnects an idle connection that the broker
 /// closed within about a second, and the statistics that show it come every five.
@@ -54,10 +54,12 @@ struct Parked {
     probing: bool,
 }
 
-/// When a topic acknowledged last, and each of its partitions.
+/// What a topic acknowledged.
 #[derive(Debug)]
 struct TopicAcks {
+    /// When it did so last.
     last: Instant,
+    /// By partition, the latest hand-over of a record that was acknowledged.
     partitions: HashMap<i32, Instant>,
 }
 
@@ -66,8 +68,9 @@ struct TopicAcks {
 struct Suspect {
     /// How often.
     silences: u32,
-    /// How often while its partition acknowledged others.
+    /// How often while its partition acknowledged records that had come after it.
     alone: u32,
+    /// When it was last.
     last: Instant,
 }
 
@@ -110,19 +113,14 @@ pub struct Parking {
     pub is_new: bool,
 }
 
-/// Whose fault a silence is.
+/// Whose fault a silence is, as far as acknowledgements tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Silence {
-    /// The row's: its partition acknowledges others again and again.
-    Row,
-    /// Nobody's yet, or its partition's while the topic's others acknowledge: the row alone rests.
-    Rest {
-        /// How long.
-        pause: Duration,
-    },
+    /// The row's or its partition's: the topic acknowledged others.
+    Partition,
     /// The topic's: others on the cluster were acknowledged.
     Topic,
-    /// The cluster's: nothing was acknowledged anywhere, and no broker is up.
+    /// The cluster's: no broker is up.
     Cluster,
     /// The topic's or the cluster's: nothing was acknowledged, but a broker seems up. Ask the cluster.
     Unclear,
@@ -154,19 +152,20 @@ impl Faults {
         }
     }
 
-    /// A record was acknowledged; returns whether that freed its topic.
-    pub fn acked(&mut self, id: Uuid, topic: &str, partition: i32, now: Instant) -> bool {
+    /// A record handed over at that instant was acknowledged; returns whether that freed its topic.
+    pub fn acked(&mut self, id: Uuid, topic: &str, partition: i32, handed_over: Instant, now: Instant) -> bool {
         self.last_ack = Some(now);
         self.cluster.answered();
         self.suspects.remove(&id);
         match self.acks.get_mut(topic) {
             Some(acks) => {
                 acks.last = now;
-                acks.partitions.insert(partition, now);
+                let latest = acks.partitions.entry(partition).or_insert(handed_over);
+                *latest = handed_over.max(*latest);
             }
             None => {
                 make_room(&mut self.acks, TOPICS_MAX, |acks| acks.last);
-                let partitions = HashMap::from([(partition, now)]);
+                let partitions = HashMap::from([(partition, handed_over)]);
                 self.acks.insert(topic.to_owned(), TopicAcks { last: now, partitions });
             }
         }
@@ -208,8 +207,26 @@ impl Faults {
         Parking { pause, is_new: true }
     }
 
-    /// A record handed over at that instant got no verdict in time. A partition below 0 is unknown.
-    pub fn silent(
+    /// Whose fault it is that a record handed over at that instant got no verdict in time.
+    #[must_use]
+    pub fn silent(&self, topic: &str, handed_over: Instant, now: Instant) -> Silence {
+        // What was acknowledged early in the wait says little about its end: an outage may have begun in between.
+        let fresh = handed_over + now.saturating_duration_since(handed_over) / 2;
+        let is_fresh = |at: Option<Instant>| at.is_some_and(|at| at >= fresh);
+        match () {
+            () if self.no_broker_is_up() => Silence::Cluster,
+            () if is_fresh(self.acks.get(topic).map(|acks| acks.last)) => Silence::Partition,
+            () if is_fresh(self.last_ack) => Silence::Topic,
+            () => Silence::Unclear,
+        }
+    }
+
+    /// A silence that is not the cluster's: returns how long the row rests, or `None` when the row itself is at fault.
+    ///
+    /// A partition takes records in the order they come. One that is slow has acknowledged what came before this record; one
+    /// that has a quarrel with this record acknowledged what came after it, meanwhile or since the row's last silence. Three
+    /// times, and it is the row's fault. A partition below 0 is unknown.
+    pub fn suspect(
         &mut self,
         id: Uuid,
         topic: &str,
@@ -217,30 +234,20 @@ impl Faults {
         handed_over: Instant,
         now: Instant,
         draw: f64,
-    ) -> Silence {
-        let since = |at: Option<&Instant>| at.is_some_and(|at| *at >= handed_over);
-        let acks = self.acks.get(topic);
-        if !since(acks.map(|acks| &acks.last)) {
-            return match () {
-                () if since(self.last_ack.as_ref()) => Silence::Topic,
-                () if self.no_broker_is_up() => Silence::Cluster,
-                () => Silence::Unclear,
-            };
-        }
-        // The topic works, so it is not parked: its other rows go on, this one rests.
-        let is_alone = since(acks.and_then(|acks| acks.partitions.get(&partition)));
+    ) -> Option<Duration> {
+        let reached = self.acks.get(topic).and_then(|acks| acks.partitions.get(&partition)).copied();
         if !self.suspects.contains_key(&id) {
             make_room(&mut self.suspects, SUSPECTS_MAX, |suspect| suspect.last);
         }
-        let suspect = self.suspects.entry(id).or_insert(Suspect { silences: 0, alone: 0, last: now });
+        let suspect = self.suspects.entry(id).or_insert(Suspect { silences: 0, alone: 0, last: handed_over });
         suspect.silences = suspect.silences.saturating_add(1);
-        suspect.alone += u32::from(is_alone);
+        suspect.alone += u32::from(reached.is_some_and(|reached| reached > suspect.last));
         suspect.last = now;
         if suspect.alone >= SILENCES_MAX {
             self.suspects.remove(&id);
-            return Silence::Row;
+            return None;
         }
-        Silence::Rest { pause: REST.delay(i64::from(suspect.silences), draw) }
+        Some(REST.delay(i64::from(suspect.silences), draw))
     }
 
     /// The whole cluster, our access to it or our clock is at fault; returns whether that is news.
@@ -296,6 +303,12 @@ impl Faults {
             () if !connected => Some(format!("kafka.not_connected: client: no broker has answered yet: {}", reason())),
             () => None,
         }
+    }
+
+    /// Whether anything was acknowledged since.
+    #[must_use]
+    pub fn was_acked_since(&self, since: Instant) -> bool {
+        self.last_ack.is_some_and(|at| at >= since)
     }
 
     /// Whether the topic has taken a record before.

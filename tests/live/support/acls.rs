@@ -1,5 +1,7 @@
 //! Permissions: the binding has no words of its own for them, so this speaks to librdkafka directly.
 
+#![expect(unsafe_code, reason = "librdkafka's admin functions for ACLs have no safe wrapper")]
+
 use std::ffi::CString;
 use std::ptr;
 use std::time::Duration;

@@ -33,6 +33,14 @@ impl Kinds {
         Self { table, sources, keys }
     }
 
+    /// Its keys, each once.
+    pub fn distinct_keys(&self) -> Vec<&'static str> {
+        let mut keys = self.keys.clone();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
     /// Row `n`, which only its message id shows.
     pub fn row(&self, rng: &mut StdRng, n: u64) -> Value {
         let status = self.status(rng);
