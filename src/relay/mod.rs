@@ -45,6 +45,8 @@ pub(crate) const SOURCES_MAX: usize = 10_000;
 const DISCOVER_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the broker's state is read for readiness.
 const BROKER_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a refused change stands against the database although it answers questions.
+const WRITES_REFUSED_MAX: Duration = Duration::from_secs(30);
 /// Pause between tries while the database is away.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(200);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -68,28 +70,63 @@ pub(crate) struct Context {
     sources_changed: Notify,
     wakers: Mutex<HashMap<Arc<str>, Arc<Wakers>>>,
     database_away: AtomicBool,
+    /// When the database last refused a change although it answers.
+    writes_refused: Mutex<Option<Instant>>,
 }
 
 impl Context {
     /// Reports a failed statement.
     fn store_failed(&self, stage: Stage, source: Option<&str>, error: &StoreError, elapsed: Option<Duration>) {
         let text = error.to_string();
-        let outage = match error.kind() {
-            ErrorKind::Transient | ErrorKind::Auth => true,
-            ErrorKind::Serialization | ErrorKind::Mismatch | ErrorKind::Fatal => false,
-        };
+        let outage = is_outage(error);
         Failure { stage, reason: reason_of(error), source_name: source, error: &text, elapsed }.emit(&self.metrics);
-        if outage && !self.database_away.swap(true, Ordering::SeqCst) {
+        if outage {
+            // Each time, so that what is shown is why it is away now; and before the flag, so that an answer that comes in between
+            // does not leave it shown for ever.
             self.board.database(Err(text));
+            self.database_away.store(true, Ordering::SeqCst);
         }
+    }
+
+    /// Reports a claim or settlement that failed. That the database answers questions does not mean that it takes changes: a
+    /// standby, a server that ran full, a table that somebody locked.
+    fn write_failed(&self, stage: Stage, source: &str, error: &StoreError, elapsed: Duration) {
+        let refused = is_outage(error) && error.code().is_some();
+        if refused {
+            *self.writes_refused() = Some(Instant::now());
+        }
+        self.store_failed(stage, Some(source), error, Some(elapsed));
     }
 
     /// The database answered: when it had been away, everything is looked at again.
     fn store_answered(&self) {
-        if self.database_away.load(Ordering::Relaxed) && self.database_away.swap(false, Ordering::SeqCst) {
+        if !self.database_away.load(Ordering::Relaxed) {
+            return;
+        }
+        {
+            let mut refused = self.writes_refused();
+            // Whoever has rows to claim tries at least every few seconds, so silence means that there are none.
+            if refused.is_some_and(|at| at.elapsed() < WRITES_REFUSED_MAX) {
+                return;
+            }
+            *refused = None;
+        }
+        if self.database_away.swap(false, Ordering::SeqCst) {
             self.board.database(Ok(()));
             self.changed_all();
         }
+    }
+
+    /// The database took a change.
+    fn store_changed(&self) {
+        if self.database_away.load(Ordering::Relaxed) {
+            *self.writes_refused() = None;
+            self.store_answered();
+        }
+    }
+
+    fn writes_refused(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.writes_refused.lock().expect("no code panics while it holds this lock")
     }
 
     /// The table could not be read, or is not what we understand.
@@ -136,6 +173,14 @@ impl Context {
     /// The longest healthy turn of a loop that talks to the database and waits for others' passes.
     fn turn_max(&self) -> Duration {
         self.config.database.statement_timeout.max(self.config.relay.publish_timeout) + TURN_MARGIN
+    }
+}
+
+/// Whether the database, and not the statement, is to blame.
+fn is_outage(error: &StoreError) -> bool {
+    match error.kind() {
+        ErrorKind::Transient | ErrorKind::Auth => true,
+        ErrorKind::Serialization | ErrorKind::Mismatch | ErrorKind::Fatal => false,
     }
 }
 
@@ -250,6 +295,7 @@ impl Relay {
             sources_changed: Notify::new(),
             wakers: Mutex::new(HashMap::new()),
             database_away: AtomicBool::new(false),
+            writes_refused: Mutex::new(None),
             config,
             store,
             publisher,

@@ -94,12 +94,12 @@ pub(super) async fn run(
     let claim = match claim {
         Ok(claim) => claim,
         Err(error) => {
-            ctx.store_failed(Stage::Claim, Some(source), &error, Some(started.elapsed()));
+            ctx.write_failed(Stage::Claim, source, &error, started.elapsed());
             let served = request.lanes.iter().map(|_| Served::NotAsked).collect();
             return Report { served, summary: PassSummary::default(), database_failed: true, halted_on: None };
         }
     };
-    ctx.store_answered();
+    ctx.store_changed();
     Claimed { source_name: source, rows: claim.messages.len(), elapsed: started.elapsed() }.emit(&ctx.metrics);
     let bytes: usize = claim.messages.iter().map(|message| message.payload.len()).sum();
     share.shrink(claim.messages.len(), bytes);
@@ -224,19 +224,19 @@ async fn publish_and_settle(
     let elapsed = started.elapsed();
     let lost: HashSet<Uuid> = match settled {
         Ok(settled) => {
-            ctx.store_answered();
+            ctx.store_changed();
             if !settled.lost.is_empty() {
                 debug!(source = &**source, ids = ?settled.lost, "rows were no longer ours when settled");
             }
             settled.lost.into_iter().collect()
         }
         Err(error) => {
-            ctx.store_failed(Stage::Settle, Some(source), &error, Some(elapsed));
+            ctx.write_failed(Stage::Settle, source, &error, elapsed);
             report.database_failed = true;
             messages.iter().map(|message| message.outbox_id).collect()
         }
     };
-    tally(rules, &messages, &settlement.verdicts, &lost, report);
+    tally(rules, ctx.store.has_rejected(), &messages, &settlement.verdicts, &lost, report);
     let summary = &report.summary;
     // A row whose verdict was lost goes out again if it had been acknowledged.
     let acked_and_lost = messages
@@ -387,7 +387,14 @@ fn unix_micros_now() -> i64 {
 }
 
 /// Counts what was settled, and notes the row that halts its source.
-fn tally(rules: &SourceRules, messages: &[Message], verdicts: &[Verdict], lost: &HashSet<Uuid>, report: &mut Report) {
+fn tally(
+    rules: &SourceRules,
+    has_rejected: bool,
+    messages: &[Message],
+    verdicts: &[Verdict],
+    lost: &HashSet<Uuid>,
+    report: &mut Report,
+) {
     let summary = &mut report.summary;
     summary.lost += lost.len() as u64;
     let halts = rules.policy == Policy::StopTheLine;
@@ -400,7 +407,9 @@ fn tally(rules: &SourceRules, messages: &[Message], verdicts: &[Verdict], lost: 
             Verdict::Failed { error, .. } => (&mut summary.failed, Some((HaltKind::Failing, error))),
             Verdict::Held { error } => (&mut summary.failed, Some((HaltKind::Held, error))),
             Verdict::Dead { .. } => (&mut summary.dead, None),
-            Verdict::Rejected(_) => (&mut summary.rejected, None),
+            Verdict::Rejected(_) if has_rejected => (&mut summary.rejected, None),
+            // An older table has no such status: what is counted is what the table says.
+            Verdict::Rejected(_) => (&mut summary.dead, None),
             Verdict::Skipped { .. } => (&mut summary.skipped, None),
             // Rows returned because we stop are due at once and halt nothing.
             Verdict::Returned { error, pause } => {

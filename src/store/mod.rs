@@ -95,8 +95,8 @@ impl Store {
         self.known().is_some_and(|known| known.shape.can_delete)
     }
 
-    /// Whether the table has the status `rejected`.
-    fn has_rejected(&self) -> bool {
+    /// Whether the table has the status `rejected`; without it such rows are dead.
+    pub(crate) fn has_rejected(&self) -> bool {
         self.known().is_some_and(|known| known.shape.rejected_columns)
     }
 

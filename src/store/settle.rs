@@ -61,8 +61,8 @@ impl Verb {
 impl Store {
     /// Writes the verdicts of one claim; `verdicts[i]` belongs to `messages[i]`.
     ///
-    /// Tried again after a lost connection, a deadlock or a serialisation failure until `give_up_at`: from then on the rows
-    /// wait for their lease to run out. Sent rows go first, so that a crash in between costs the fewest duplicates.
+    /// Tried again after a lost connection, a deadlock, a serialisation failure or a lost permission until `give_up_at`: from then
+    /// on the rows wait for their lease to run out. Sent rows go first, so that a crash in between costs the fewest duplicates.
     pub async fn settle(
         &self,
         messages: &[Message],
@@ -119,8 +119,10 @@ impl Store {
                             answer_lost = true;
                             true
                         }
-                        ErrorKind::Serialization => true,
-                        ErrorKind::Mismatch | ErrorKind::Fatal => false,
+                        // What a person took away (a permission, the table's name) a person may give back in time, and rows that
+                        // were acknowledged would otherwise go out twice.
+                        ErrorKind::Serialization | ErrorKind::Mismatch => true,
+                        ErrorKind::Fatal => false,
                     };
                     if !again || Instant::now() + pause >= give_up_at {
                         return Err(error);
