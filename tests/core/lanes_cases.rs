@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use keiro_relay::domain::lanes::{Glimpse, Lane, Lanes, PROBE_INTERVAL_MAX, Request, RowState, Served};
+use keiro_relay::domain::lanes::{Glimpse, Lane, Lanes, PROBE_INTERVAL_MAX, Request, RowState, Served, Wanted};
 use keiro_relay::domain::message::{PgTime, Position};
 use keiro_relay::domain::policy::Policy;
 use uuid::Uuid;
@@ -52,6 +52,101 @@ fn next(lanes: &mut Lanes) -> Request {
     lanes.next_request(BATCH).expect("something is ready")
 }
 
+// ---- what was seen, and what a claim covered -----------------------------------------------------------------------------------
+
+#[test]
+fn rows_are_counted_once_however_often_they_are_seen() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("a", 2), due("b", 3)]);
+    assert_eq!((lanes.rows_ready(), lanes.len()), (3, 2));
+    lanes.discovered(&[due("a", 1), due("a", 2), due("b", 3), due("a", 4)], now);
+    assert_eq!(lanes.rows_ready(), 4);
+    let request = next(&mut lanes);
+    let wanted: Vec<usize> = request.lanes.iter().map(|wanted| wanted.rows_max).collect();
+    assert_eq!((wanted, lanes.rows_ready()), (vec![3, 1], 0));
+}
+
+#[test]
+fn a_lane_is_forgotten_only_when_a_claim_got_as_far_as_anything_was_seen() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("a", 2), due("a", 3)]);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![claimed(2, 2)], now);
+    assert_eq!(lanes.rows_ready(), 1, "the third row was not claimed");
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![claimed(1, 3)], now);
+    assert!(lanes.is_empty());
+    assert_eq!(lanes.next_request(BATCH), None);
+}
+
+#[test]
+fn a_row_committed_late_between_others_is_not_lost_by_counting() {
+    // Three rows were asked for; what was claimed are three, but one of them nobody had seen.
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("a", 5), due("a", 9)]);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![claimed(3, 5)], now);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a")], "the row at 9 is still there");
+}
+
+#[test]
+fn a_row_that_turns_up_while_its_lane_is_in_flight_is_asked_for_again() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 5), due("b", 6)]);
+    let request = next(&mut lanes);
+    // One behind what was asked for and one committed late before it; either may have missed the claim.
+    lanes.discovered(&[due("b", 2), due("a", 7)], now);
+    lanes.served(&request, vec![claimed(1, 5), claimed(1, 6)], now);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a"), key("b")]);
+}
+
+#[test]
+fn a_lane_in_flight_is_dispatched_by_nothing() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 5), due("a", 6)]);
+    let request = next(&mut lanes);
+    lanes.discovered(&[due("a", 1), due("a", 5), due("a", 9)], now);
+    lanes.wake_all();
+    lanes.tick(now + Duration::from_secs(1_000));
+    assert_eq!((lanes.rows_ready(), lanes.next_request(BATCH)), (0, None));
+    lanes.served(&request, vec![Served::NotAsked], now);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a")]);
+}
+
+#[test]
+fn a_whole_source_is_looked_at_until_it_yields_nothing() {
+    let (mut lanes, now) = after(Policy::PerSourceStream, &[due("a", 1), due("b", 2)]);
+    for _ in 0..3 {
+        let request = next(&mut lanes);
+        assert_eq!(request.lanes, [Wanted { lane: Lane::Source, rows_max: BATCH }]);
+        lanes.served(&request, vec![claimed(2, 2)], now);
+    }
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![Served::Nothing(None)], now);
+    assert!(lanes.is_empty());
+}
+
+#[test]
+fn keys_and_single_rows_take_turns() {
+    let row = |number| seen(None, number, RowState::Due, false);
+    let (mut lanes, _) = after(PER_KEY, &[due("a", 1), row(2), due("b", 3), row(4)]);
+    let kind = |request: &Request| matches!(request.lanes[0].lane, Lane::Key(_));
+    let (first, second) = (next(&mut lanes), next(&mut lanes));
+    assert_ne!(kind(&first), kind(&second));
+    assert_eq!((first.lanes.len(), second.lanes.len()), (2, 2), "a request holds lanes of one kind");
+}
+
+#[test]
+fn few_lanes_are_asked_for_many_rows_rather_than_many_for_few() {
+    let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let glimpses: Vec<Glimpse> =
+        (0..4_000).zip(keys.into_iter().cycle()).map(|(number, key)| due(key, number)).collect();
+    let rows = |lanes: &mut Lanes| -> Vec<usize> { next(lanes).lanes.iter().map(|wanted| wanted.rows_max).collect() };
+    let (mut lanes, _) = after(PER_KEY, &glimpses);
+    assert_eq!(rows(&mut lanes), [16, 16, 16, 16, 16, 16, 16], "a batch of 100");
+    let (mut lanes, _) = after(PER_KEY, &glimpses[..1]);
+    lanes.discovered(
+        &glimpses.iter().filter(|row| row.message_key.as_deref() == Some("a")).cloned().collect::<Vec<_>>(),
+        Instant::now(),
+    );
+    assert_eq!(rows(&mut lanes), [BATCH], "one lane alone fills it");
+}
+
 // ---- retries ---------------------------------------------------------------------------------------------------------------
 
 #[test]
@@ -65,6 +160,31 @@ fn retries_that_wait_for_each_other_do_not_count_as_ready() {
     assert_eq!(lanes.next_request(BATCH), None);
     lanes.served(&first, vec![claimed(1, 1)], now);
     assert_eq!(lanes.rows_ready(), 3, "b's retry, and the two rows behind a's");
+}
+
+#[test]
+fn a_lane_whose_head_was_attempted_before_goes_alone_and_one_at_a_time() {
+    let retry = |name: &str, number| seen(Some(name), number, RowState::Due, true);
+    let (mut lanes, now) = after(PER_KEY, &[retry("a", 1), due("a", 2), retry("b", 3), due("c", 4), due("d", 5)]);
+    let first = next(&mut lanes);
+    assert_eq!(first, Request { lanes: vec![Wanted { lane: key("a"), rows_max: 1 }], retry: true });
+    let others = next(&mut lanes);
+    assert_eq!((lanes_of(&others), others.retry), (vec![key("c"), key("d")], false), "innocent lanes go on meanwhile");
+    assert_eq!(lanes.next_request(BATCH), None, "b waits for a");
+    lanes.served(&first, vec![claimed(1, 1)], now);
+    assert_eq!(next(&mut lanes), Request { lanes: vec![Wanted { lane: key("b"), rows_max: 1 }], retry: true });
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a")], "what lay behind the retry");
+}
+
+#[test]
+fn a_head_that_turns_out_to_have_been_attempted_becomes_a_retry_at_once() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1)]);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![Served::Nothing(Some(seen(Some("a"), 1, RowState::Due, true)))], now);
+    assert_eq!(next(&mut lanes), Request { lanes: vec![Wanted { lane: key("a"), rows_max: 1 }], retry: true });
+    // A whole source needs no such request: its statement claims an attempted head alone.
+    let (mut lanes, _) = after(Policy::StopTheLine, &[seen(None, 1, RowState::Due, true)]);
+    assert_eq!(next(&mut lanes), Request { lanes: vec![Wanted { lane: Lane::Source, rows_max: BATCH }], retry: false });
 }
 
 #[test]
@@ -131,6 +251,47 @@ fn a_row_committed_late_before_the_pivot_of_a_lane_in_flight_is_claimed_at_once(
 }
 
 #[test]
+fn a_lane_is_parked_until_its_head_is_due_and_no_longer_than_the_probe_interval() {
+    let second = Duration::from_secs(1);
+    let (mut lanes, now) = after(PER_KEY, &[failing("a", 1, 2 * second), failing("b", 2, 40 * second)]);
+    lanes.discovered(
+        &[seen(Some("c"), 3, RowState::Publishing, true), seen(Some("d"), 4, RowState::Unknown, false)],
+        now,
+    );
+    assert_eq!(lanes.next_probe_at(), Some(now + 2 * second));
+    lanes.tick(now + Duration::from_micros(1_999_999));
+    assert_eq!(lanes.next_request(BATCH), None);
+    lanes.tick(now + 2 * second);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a")]);
+    assert_eq!(lanes.next_probe_at(), Some(now + PROBE_INTERVAL_MAX));
+    lanes.tick(now + PROBE_INTERVAL_MAX);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("b"), key("c"), key("d")]);
+    assert_eq!(lanes.next_probe_at(), None);
+}
+
+#[test]
+fn a_head_that_is_due_but_locked_is_left_alone_for_a_moment() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1)]);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![Served::Nothing(Some(due("a", 1)))], now);
+    assert_eq!(lanes.next_request(BATCH), None, "asked at once it would be asked all the time");
+    let pause = lanes.next_probe_at().expect("it is parked") - now;
+    assert!(pause >= Duration::from_millis(10) && pause <= Duration::from_secs(1), "{pause:?}");
+    // A row that turned up before the head meanwhile is another matter.
+    lanes.discovered(&[due("a", 0)], now);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a")]);
+}
+
+#[test]
+fn rows_that_were_not_settled_are_left_to_their_lease() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("b", 2)]);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![Served::Unsettled, Served::NotAsked], now);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("b")], "what was not asked is asked again");
+    assert_eq!(lanes.next_probe_at(), Some(now + PROBE_INTERVAL_MAX));
+}
+
+#[test]
 fn lanes_that_are_probed_before_they_are_due_are_looked_at_together() {
     let hour = Duration::from_secs(3_600);
     let publishing = seen(Some("c"), 3, RowState::Publishing, true);
@@ -159,6 +320,25 @@ fn lanes_that_are_probed_before_they_are_due_are_looked_at_together() {
 // ---- memory ----------------------------------------------------------------------------------------------------------------
 
 #[test]
+fn a_lane_that_does_not_fit_is_reported_once() {
+    let (mut lanes, now) = (Lanes::new(Policy::BestEffort, 3), Instant::now());
+    let rows: Vec<Glimpse> = (0..10).map(|number| seen(None, number, RowState::Due, false)).collect();
+    lanes.discovered(&rows[..3], now);
+    assert!(!lanes.take_overflowed());
+    lanes.discovered(&rows, now);
+    assert_eq!((lanes.len(), lanes.rows_ready()), (3, 3));
+    assert!(lanes.take_overflowed());
+    assert!(!lanes.take_overflowed(), "taken");
+    // Lanes in flight take room too.
+    let request = next(&mut lanes);
+    lanes.discovered(&rows[5..6], now);
+    assert!(lanes.take_overflowed() && lanes.len() == 3);
+    lanes.served(&request, vec![claimed(1, 0), claimed(1, 1), claimed(1, 2)], now);
+    lanes.discovered(&rows[3..6], now);
+    assert!(!lanes.take_overflowed() && lanes.len() == 3);
+}
+
+#[test]
 fn lanes_that_wait_make_room_for_one_that_can_be_claimed() {
     let (mut lanes, now) = (Lanes::new(PER_KEY, 2), Instant::now());
     let odd = |name: &str, number| seen(Some(name), number, RowState::Unknown, false);
@@ -179,6 +359,15 @@ fn lanes_that_wait_make_room_for_one_that_can_be_claimed() {
 }
 
 // ---- wake-ups --------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_wake_up_makes_every_parked_lane_ready() {
+    let hour = Duration::from_secs(3_600);
+    let (mut lanes, _) = after(PER_KEY, &[failing("a", 1, hour), seen(Some("b"), 2, RowState::Unknown, false)]);
+    lanes.wake_all();
+    assert_eq!((lanes.rows_ready(), lanes.next_probe_at()), (2, None));
+    assert_eq!(next(&mut lanes).lanes.len(), 2);
+}
 
 #[test]
 fn a_wake_up_reaches_lanes_in_flight() {
