@@ -377,10 +377,10 @@ impl Race {
     async fn on(table: Table) -> Self {
         let outbox = Outbox::fresh(table).await;
         outbox.execute(GATED_VIEW).await;
-        let thief = outbox.another(|config| config.relay.instance = "thief".to_owned());
+        let thief = outbox.another(|config| "thief".clone_into(&mut config.relay.instance));
         let gated = outbox.another(|config| {
-            config.relay.instance = "gated".to_owned();
-            config.database.table = "gated_outbox".to_owned();
+            "gated".clone_into(&mut config.relay.instance);
+            "gated_outbox".clone_into(&mut config.database.table);
         });
         Self { outbox, thief, gated }
     }
@@ -415,7 +415,7 @@ impl Race {
         let claim = self.thief.claim_rows(&[id(n)], ALL_BYTES, true).await.expect("a claim");
         assert_eq!(numbers(&claim.messages), [n]);
         if let Some(verdict) = &disturbance.verdict {
-            settle(&self.thief, &claim.messages, &[verdict.clone()]).await;
+            settle(&self.thief, &claim.messages, std::slice::from_ref(verdict)).await;
         }
         if disturbance.overdue {
             let backdate =
@@ -638,29 +638,58 @@ fn a_row_committed_late_is_claimed_next() {
 // ---------------------------------------------------------------------------------------------------------------
 // Many at once
 
-/// A publisher that is not ours: claims and marks by the contract's plain rules (§2 and §3), one row of a key at a time or many.
-const FOREIGN_CLAIM: &str = "with candidates as (
-      select outbox_id, source, message_key, created_at from keiro.keiro_outbox
-      where status in ('pending', 'failed') and next_attempt_at <= now()
-      order by created_at, outbox_id limit $1 for update skip locked),
-    ready as (
-      select c.outbox_id from candidates c
-      where c.message_key is null or not exists (
-        select from keiro.keiro_outbox e
-        where e.source = c.source and e.message_key = c.message_key
-          and (e.created_at, e.outbox_id) < (c.created_at, c.outbox_id)
-          and e.status not in ('sent', 'dead', 'rejected')
-          and not exists (select from candidates also where also.outbox_id = e.outbox_id)))
-    update keiro.keiro_outbox k set status = 'publishing', attempt_count = attempt_count + 1, updated_at = now()
-    from ready where k.outbox_id = ready.outbox_id
-    returning k.outbox_id, k.created_at, k.message_key, k.attempt_count";
+/// What the crowd keeps in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Keys,
+    Source,
+}
+
+impl Order {
+    /// The lane of a row, if it has one.
+    fn lane(self, row: &Held) -> Option<String> {
+        match self {
+            Self::Keys => row.key.clone(),
+            Self::Source => Some("all".to_owned()),
+        }
+    }
+
+    /// Whether rows `e` and `c` share a lane, in SQL.
+    fn same_lane(self) -> &'static str {
+        match self {
+            Self::Keys => "e.source = c.source and e.message_key = c.message_key",
+            Self::Source => "e.source = c.source",
+        }
+    }
+
+    /// A publisher that is not ours: claims by the contract's plain rules (§2 and §3), at most $1 candidates.
+    fn foreign_claim(self) -> String {
+        let same_lane = self.same_lane();
+        format!(
+            "with candidates as (
+              select outbox_id, source, message_key, created_at from keiro.keiro_outbox
+              where status in ('pending', 'failed') and next_attempt_at <= now()
+              order by created_at, outbox_id limit $1 for update skip locked),
+            ready as (
+              select c.outbox_id from candidates c
+              where not exists (
+                select from keiro.keiro_outbox e
+                where {same_lane} and (e.created_at, e.outbox_id) < (c.created_at, c.outbox_id)
+                  and e.status not in ('sent', 'dead', 'rejected')
+                  and not exists (select from candidates also where also.outbox_id = e.outbox_id)))
+            update keiro.keiro_outbox k set status = 'publishing', attempt_count = attempt_count + 1, updated_at = now()
+            where k.outbox_id = any(array(select outbox_id from ready))
+            returning k.outbox_id, k.created_at, k.message_key, k.attempt_count"
+        )
+    }
+}
 
 /// What all workers of the crowd together know.
 #[derive(Default)]
 struct Ledger {
     /// Rows that somebody has claimed and not begun to settle.
     held: Mutex<BTreeSet<Uuid>>,
-    /// Rows as they were sent, by key.
+    /// Rows as they were sent, by lane.
     sent: Mutex<BTreeMap<Option<String>, Vec<Position>>>,
 }
 
@@ -679,43 +708,47 @@ impl Ledger {
         }
     }
 
-    fn give_back(&self, rows: &[Held], sent: &[bool]) {
+    fn give_back(&self, order: Order, rows: &[Held], outcomes: &[Option<bool>]) {
         let mut held = self.held.lock().expect("the ledger");
         let mut ledger = self.sent.lock().expect("the ledger");
-        for (row, sent) in rows.iter().zip(sent) {
+        for (row, outcome) in rows.iter().zip(outcomes) {
             assert!(held.remove(&row.position.outbox_id));
-            if *sent {
-                ledger.entry(row.key.clone()).or_default().push(row.position);
+            if *outcome == Some(true) {
+                ledger.entry(order.lane(row)).or_default().push(row.position);
             }
         }
     }
 }
 
 /// Draws prefix, pivot and suffix of each lane: `Some(true)` sent, `Some(false)` failed, `None` skipped.
-fn draw_outcomes(rng: &mut StdRng, rows: &[Held]) -> Vec<Option<bool>> {
+fn draw_outcomes(rng: &mut StdRng, order: Order, rows: &[Held]) -> Vec<Option<bool>> {
     let mut pivots: BTreeSet<Option<String>> = BTreeSet::new();
     rows.iter()
         .map(|row| {
-            if row.key.is_some() && pivots.contains(&row.key) {
+            let lane = order.lane(row);
+            if lane.is_some() && pivots.contains(&lane) {
                 return None;
             }
             let sent = rng.random_bool(0.8);
             if !sent {
-                pivots.insert(row.key.clone());
+                pivots.insert(lane);
             }
             Some(sent)
         })
         .collect()
 }
 
-/// Fails when a row of the claim has an earlier row of its key that is neither finished nor in the claim. Rows that were finished
+/// Fails when a row of the claim has an earlier row of its lane that is neither finished nor in the claim. Rows that were finished
 /// stay so here, and nothing is inserted, so what is seen now was so when the claim was made.
-async fn assert_nothing_overtaken(client: &tokio_postgres::Client, who: &str, rows: &[Held]) {
-    const QUERY: &str = "select e.outbox_id from keiro.keiro_outbox e join keiro.keiro_outbox c on c.outbox_id = any($1)
-        where e.source = c.source and e.message_key = c.message_key and (e.created_at, e.outbox_id) < (c.created_at, c.outbox_id)
-          and e.status not in ('sent', 'dead', 'rejected') and not e.outbox_id = any($1)";
+async fn assert_nothing_overtaken(client: &tokio_postgres::Client, order: Order, who: &str, rows: &[Held]) {
+    let query = format!(
+        "select e.outbox_id from keiro.keiro_outbox e join keiro.keiro_outbox c on c.outbox_id = any($1)
+        where {} and (e.created_at, e.outbox_id) < (c.created_at, c.outbox_id)
+          and e.status not in ('sent', 'dead', 'rejected') and not e.outbox_id = any($1)",
+        order.same_lane()
+    );
     let ids: Vec<Uuid> = rows.iter().map(|row| row.position.outbox_id).collect();
-    let overtaken = client.query(QUERY, &[&ids]).await.expect(QUERY);
+    let overtaken = client.query(&query, &[&ids]).await.expect(&query);
     assert!(overtaken.is_empty(), "{who} claimed {rows:?} and overtook {overtaken:?}");
 }
 
@@ -723,16 +756,17 @@ const CROWD_KEYS: [&str; 4] = ["a", "b", "c", "d"];
 const CROWD_ATTEMPTS_MAX: i64 = 4;
 
 /// A relay without a scheduler: asks for random lanes again and again until all rows are finished.
-async fn crowd_relay(outbox: &Outbox, ledger: &Ledger, seed: u64, ids: &[Uuid]) {
+async fn crowd_relay(outbox: &Outbox, ledger: &Ledger, order: Order, seed: u64, keyless: &[Uuid]) {
     let mut rng = StdRng::seed_from_u64(seed);
     let who = format!("relay {seed}");
     let store = outbox.another(|_| ());
     let client = outbox.database.connect().await;
     while !finished(&client).await {
         let ask = match rng.random_range(0..4) {
+            _ if order == Order::Source => Ask::stream(rng.random_range(1..9)),
             0 => Ask::key(one_of(&mut rng, &CROWD_KEYS), 1, true),
             1 => Ask::Rows {
-                ids: ids.iter().copied().filter(|_| rng.random_bool(0.2)).collect(),
+                ids: keyless.iter().copied().filter(|_| rng.random_bool(0.2)).collect(),
                 bytes_max: ALL_BYTES,
                 retry: true,
             },
@@ -749,8 +783,8 @@ async fn crowd_relay(outbox: &Outbox, ledger: &Ledger, seed: u64, ids: &[Uuid]) 
             .map(|message| Held { position: message.position(), key: message.message_key.clone() })
             .collect();
         ledger.take(&who, &rows);
-        assert_nothing_overtaken(&client, &who, &rows).await;
-        let outcomes = draw_outcomes(&mut rng, &rows);
+        assert_nothing_overtaken(&client, order, &who, &rows).await;
+        let outcomes = draw_outcomes(&mut rng, order, &rows);
         let verdicts: Vec<Verdict> = messages
             .iter()
             .zip(&outcomes)
@@ -765,18 +799,19 @@ async fn crowd_relay(outbox: &Outbox, ledger: &Ledger, seed: u64, ids: &[Uuid]) 
                 Some(false) => failed(Duration::ZERO),
             })
             .collect();
-        ledger.give_back(&rows, &outcomes.iter().map(|outcome| *outcome == Some(true)).collect::<Vec<_>>());
+        ledger.give_back(order, &rows, &outcomes);
         settle(&store, &messages, &verdicts).await;
     }
 }
 
-async fn crowd_foreigner(outbox: &Outbox, ledger: &Ledger, seed: u64) {
+async fn crowd_foreigner(outbox: &Outbox, ledger: &Ledger, order: Order, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let who = format!("foreigner {seed}");
+    let foreign_claim = order.foreign_claim();
     let client = outbox.database.connect().await;
     while !finished(&client).await {
         let limit: i64 = rng.random_range(1..9);
-        let claimed = client.query(FOREIGN_CLAIM, &[&limit]).await.expect(FOREIGN_CLAIM);
+        let claimed = client.query(&foreign_claim, &[&limit]).await.expect(&foreign_claim);
         let mut rows: Vec<(Held, i64)> = claimed
             .iter()
             .map(|row| {
@@ -787,9 +822,9 @@ async fn crowd_foreigner(outbox: &Outbox, ledger: &Ledger, seed: u64) {
         rows.sort_by_key(|(row, _)| row.position);
         let (rows, attempts): (Vec<Held>, Vec<i64>) = rows.into_iter().unzip();
         ledger.take(&who, &rows);
-        assert_nothing_overtaken(&client, &who, &rows).await;
-        let outcomes = draw_outcomes(&mut rng, &rows);
-        ledger.give_back(&rows, &outcomes.iter().map(|outcome| *outcome == Some(true)).collect::<Vec<_>>());
+        assert_nothing_overtaken(&client, order, &who, &rows).await;
+        let outcomes = draw_outcomes(&mut rng, order, &rows);
+        ledger.give_back(order, &rows, &outcomes);
         // In one transaction, as the contract's own publisher does: a suffix must not be seen before its pivot.
         client.batch_execute("begin").await.expect("begin");
         for ((row, outcome), attempt) in rows.iter().zip(&outcomes).zip(attempts) {
@@ -813,48 +848,55 @@ async fn finished(client: &tokio_postgres::Client) -> bool {
     client.query_one(query, &[]).await.expect(query).get(0)
 }
 
+async fn crowd(table: Table, order: Order) {
+    const ROWS: u64 = 160;
+    let seed = seed();
+    let mut rng = StdRng::seed_from_u64(seed);
+    let outbox = Outbox::fresh(table).await;
+    let rows: Vec<_> = (1..=ROWS)
+        .map(|n| {
+            // A fifth has no key; runs of rows share a created_at.
+            let row = with(row(n), json!({ "created_at": created_at(n / 3) }));
+            let key = (!rng.random_bool(0.2)).then(|| one_of(&mut rng, &CROWD_KEYS));
+            with(row, json!({ "message_key": key }))
+        })
+        .collect();
+    outbox.insert(&rows).await;
+    let keyless: Vec<Uuid> = outbox.rows().await.iter().filter(|row| row.key.is_none()).map(Row::id).collect();
+    let ledger = Ledger::default();
+    let crowd = async {
+        tokio::join!(
+            crowd_relay(&outbox, &ledger, order, seed, &keyless),
+            crowd_relay(&outbox, &ledger, order, seed ^ 1, &keyless),
+            crowd_relay(&outbox, &ledger, order, seed ^ 2, &keyless),
+            crowd_foreigner(&outbox, &ledger, order, seed ^ 3),
+            crowd_foreigner(&outbox, &ledger, order, seed ^ 4),
+        )
+    };
+    tokio::time::timeout(LONG, crowd).await.expect("the crowd finishes every row");
+
+    let sent = ledger.sent.into_inner().expect("the ledger");
+    for (lane, positions) in sent.iter().filter(|(lane, _)| lane.is_some()) {
+        assert!(positions.is_sorted(), "{lane:?} was sent out of order: {positions:?}");
+    }
+    let sent: usize = sent.values().map(Vec::len).sum();
+    let marked = outbox.rows().await.iter().filter(|row| row.status == "sent").count();
+    assert_eq!(sent, marked);
+    assert!(marked > 100, "only {marked} of {ROWS} were sent");
+}
+
 #[test]
 fn a_crowd_of_relays_and_foreign_publishers_keeps_every_key_in_order() {
-    const ROWS: u64 = 160;
     run(async || {
-        let seed = seed();
-        for table in [Table::NewerShared, Table::Lean] {
-            let mut rng = StdRng::seed_from_u64(seed);
-            let outbox = Outbox::fresh(table).await;
-            let rows: Vec<_> = (1..=ROWS)
-                .map(|n| {
-                    // A fifth has no key; runs of rows share a created_at.
-                    let columns = json!({ "created_at": created_at(n / 3) });
-                    let row = with(row(n), columns);
-                    if rng.random_bool(0.2) {
-                        row
-                    } else {
-                        with(row, json!({ "message_key": one_of(&mut rng, &CROWD_KEYS) }))
-                    }
-                })
-                .collect();
-            outbox.insert(&rows).await;
-            let keyless: Vec<Uuid> = outbox.rows().await.iter().filter(|row| row.key.is_none()).map(Row::id).collect();
-            let ledger = Ledger::default();
-            let crowd = async {
-                tokio::join!(
-                    crowd_relay(&outbox, &ledger, seed, &keyless),
-                    crowd_relay(&outbox, &ledger, seed ^ 1, &keyless),
-                    crowd_relay(&outbox, &ledger, seed ^ 2, &keyless),
-                    crowd_foreigner(&outbox, &ledger, seed ^ 3),
-                    crowd_foreigner(&outbox, &ledger, seed ^ 4),
-                )
-            };
-            tokio::time::timeout(LONG, crowd).await.expect("the crowd finishes every row");
+        crowd(Table::NewerShared, Order::Keys).await;
+        crowd(Table::Lean, Order::Keys).await;
+    });
+}
 
-            let sent = ledger.sent.into_inner().expect("the ledger");
-            for (key, positions) in sent.iter().filter(|(key, _)| key.is_some()) {
-                assert!(positions.is_sorted(), "{key:?} was sent out of order: {positions:?}");
-            }
-            let sent: usize = sent.values().map(Vec::len).sum();
-            let marked = outbox.rows().await.iter().filter(|row| row.status == "sent").count();
-            assert_eq!(sent, marked);
-            assert!(marked > 100, "only {marked} of {ROWS} were sent");
-        }
+#[test]
+fn a_crowd_of_relays_and_foreign_publishers_keeps_a_source_in_order() {
+    run(async || {
+        crowd(Table::NewerShared, Order::Source).await;
+        crowd(Table::Lean, Order::Source).await;
     });
 }

@@ -537,7 +537,7 @@ fn a_settlement_whose_answer_was_lost_counts() {
                 let before = columns(&outbox.client, id(1)).await;
                 // So that the statement is known to the server by the time that its answers are lost.
                 let warm = claim(&store, [4]).await;
-                assert_eq!(settle(&store, &warm, &[verdict.clone()]).await, Vec::<Uuid>::new());
+                assert_eq!(settle(&store, &warm, std::slice::from_ref(&verdict)).await, Vec::<Uuid>::new());
                 let opened = wire.opened.load(Ordering::Relaxed);
                 wire.mute();
                 let verdicts = vec![verdict.clone(); 3];
