@@ -5,6 +5,7 @@ mod crash;
 mod db;
 mod demo;
 mod enqueue;
+mod foreign;
 mod halt;
 mod late;
 mod maintenance;
