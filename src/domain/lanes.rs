@@ -234,7 +234,12 @@ impl Lanes {
             let lane = Self::lane_of(self.policy, glimpse.message_key.as_ref(), glimpse.position.outbox_id);
             let full = self.states.len() >= self.lanes_max;
             match self.states.get_mut(&lane) {
-                None if full => self.overflowed = true,
+                None if full => {
+                    self.overflowed = true;
+                    if glimpse.state == RowState::Due && self.forget_one_parked() {
+                        self.place(lane, Waiting::of(glimpse), glimpse.state, now);
+                    }
+                }
                 None => self.place(lane, Waiting::of(glimpse), glimpse.state, now),
                 Some(State::InFlight { asked, dirty }) => {
                     // What is publishing is ours, unless it lies before everything that was asked for.
@@ -262,6 +267,14 @@ impl Lanes {
                 }
             }
         }
+    }
+
+    /// Makes room for a lane that can be claimed now: lanes that wait, however many, must not keep it out for ever. The one whose
+    /// probe is last goes; a full sweep finds it again.
+    fn forget_one_parked(&mut self) -> bool {
+        let Some((_, lane)) = self.parked.pop_last() else { return false };
+        self.states.remove(&lane);
+        true
     }
 
     /// Makes lanes ready whose probe is due.
@@ -372,7 +385,9 @@ impl Lanes {
                         self.rest(lane, asked, &head, dirty, now);
                     }
                 }
-                Served::Unsettled => self.park(lane, asked, PROBE_INTERVAL_MAX, now),
+                Served::Unsettled => {
+                    self.park(lane, Waiting { retry: false, ..asked }, PROBE_INTERVAL_MAX, now);
+                }
                 Served::NotAsked => self.make_ready(lane, asked),
             }
         }
@@ -394,7 +409,9 @@ impl Lanes {
         match head {
             RowState::Due => self.make_ready(lane, waiting),
             RowState::Later(due_in) => self.park(lane, waiting, due_in, now),
-            RowState::Publishing | RowState::Unknown => self.park(lane, waiting, PROBE_INTERVAL_MAX, now),
+            RowState::Publishing | RowState::Unknown => {
+                self.park(lane, Waiting { retry: false, ..waiting }, PROBE_INTERVAL_MAX, now);
+            }
         }
     }
 
@@ -419,15 +436,24 @@ impl Lanes {
             return;
         }
         let probe_at = now + due_in.min(PROBE_INTERVAL_MAX);
+        // A look at a head that will not be due is no retry: it claims nothing and needs not go alone.
+        let waiting = Waiting { retry: waiting.retry && due_in <= PROBE_INTERVAL_MAX, ..waiting };
         self.parked.insert((probe_at, lane.clone()));
         self.states.insert(lane, State::Parked { waiting, probe_at });
     }
 
-    /// Probes every parked lane now: something changed that this process did not do.
+    /// Probes every lane now: something changed that this process did not do. Lanes in flight are looked at again, since their pass
+    /// may have looked before the change.
     pub fn wake_all(&mut self) {
+        for state in self.states.values_mut() {
+            if let State::InFlight { dirty, .. } = state {
+                *dirty = Some(Position::START);
+            }
+        }
         for (_, lane) in std::mem::take(&mut self.parked) {
             if let Some(State::Parked { waiting, .. }) = self.states.get(&lane) {
-                let waiting = *waiting;
+                // Whether its head can be retried now is what the probe finds out.
+                let waiting = Waiting { retry: false, ..*waiting };
                 self.make_ready(lane, waiting);
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use keiro_relay::domain::lanes::{Glimpse, Lane, Lanes, Request, RowState, Served};
+use keiro_relay::domain::lanes::{Glimpse, Lane, Lanes, PROBE_INTERVAL_MAX, Request, RowState, Served};
 use keiro_relay::domain::message::{PgTime, Position};
 use keiro_relay::domain::policy::Policy;
 use uuid::Uuid;
@@ -128,4 +128,71 @@ fn a_row_committed_late_before_the_pivot_of_a_lane_in_flight_is_claimed_at_once(
     lanes.discovered(&[due("a", 12)], now);
     lanes.served(&request, vec![Served::Nothing(Some(pivot()))], now);
     assert_eq!(lanes.next_request(BATCH), None);
+}
+
+#[test]
+fn lanes_that_are_probed_before_they_are_due_are_looked_at_together() {
+    let hour = Duration::from_secs(3_600);
+    let publishing = seen(Some("c"), 3, RowState::Publishing, true);
+    let (mut lanes, now) = after(PER_KEY, &[failing("a", 1, hour), failing("b", 2, hour), publishing]);
+    lanes.tick(now + PROBE_INTERVAL_MAX);
+    let probe = next(&mut lanes);
+    assert_eq!((lanes_of(&probe), probe.retry), (vec![key("a"), key("b"), key("c")], false));
+    // One of them has become due meanwhile: now it goes alone.
+    let heads = vec![
+        Served::Nothing(Some(failing("a", 1, hour))),
+        Served::Nothing(Some(seen(Some("b"), 2, RowState::Due, true))),
+        Served::Nothing(None),
+    ];
+    lanes.served(&probe, heads, now + PROBE_INTERVAL_MAX);
+    let retry = next(&mut lanes);
+    assert_eq!((lanes_of(&retry), retry.retry), (vec![key("b")], true));
+    assert_eq!(lanes.next_request(BATCH), None);
+    // A change from outside wakes them together too.
+    lanes.served(&retry, vec![Served::Nothing(Some(failing("b", 2, hour)))], now + PROBE_INTERVAL_MAX);
+    lanes.wake_all();
+    let probe = next(&mut lanes);
+    assert!(!probe.retry);
+    assert_eq!(probe.lanes.len(), 2);
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn lanes_that_wait_make_room_for_one_that_can_be_claimed() {
+    let (mut lanes, now) = (Lanes::new(PER_KEY, 2), Instant::now());
+    let odd = |name: &str, number| seen(Some(name), number, RowState::Unknown, false);
+    lanes.discovered(&[odd("a", 1), failing("b", 2, Duration::from_secs(5))], now);
+    assert!(!lanes.take_overflowed());
+    lanes.discovered(&[odd("c", 3)], now);
+    assert!(lanes.take_overflowed() && lanes.len() == 2, "what waits pushes nobody out");
+    assert_eq!(lanes.next_probe_at(), Some(now + Duration::from_secs(5)));
+    lanes.discovered(&[due("d", 4)], now);
+    assert!(lanes.take_overflowed(), "a lane was forgotten: a full sweep has to find it again");
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("d")]);
+    assert_eq!(lanes.next_probe_at(), Some(now + Duration::from_secs(5)), "the one that would be probed last went");
+    assert_eq!(lanes.len(), 2);
+    // What can be claimed or is in flight is pushed out by nobody.
+    lanes.discovered(&[due("e", 5), due("f", 6)], now);
+    assert_eq!((lanes.len(), lanes.next_probe_at()), (2, None));
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("e")]);
+}
+
+// ---- wake-ups --------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_wake_up_reaches_lanes_in_flight() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), due("b", 2), due("c", 3)]);
+    let request = next(&mut lanes);
+    // Their pass has looked at the heads when an operator makes them due, and the wake-up overtakes its report.
+    lanes.wake_all();
+    let late = || failing("a", 1, Duration::from_secs(60));
+    let heads = vec![
+        Served::Nothing(Some(late())),
+        Served::Nothing(None),
+        Served::Claimed { rows: 1, through: at(3), blocked: Some(failing("c", 3, Duration::from_secs(60))) },
+    ];
+    lanes.served(&request, heads, now);
+    let again = next(&mut lanes);
+    assert_eq!((lanes_of(&again), again.retry), (vec![key("a"), key("b"), key("c")], false));
 }

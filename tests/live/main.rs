@@ -12,6 +12,7 @@ mod late;
 mod maintenance;
 mod migrate;
 mod outage;
+mod plans;
 mod poison;
 mod publish;
 mod relay;

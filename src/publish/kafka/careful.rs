@@ -363,7 +363,7 @@ impl<'a> Call<'a> {
                 setback(persisted, Blame::Cluster, &error, SHORT_REST)
             }
             Class::Fatal => return self.replace_client(code, record, handed).await,
-            Class::Purged if !self.resolving.is_cancelled() => {
+            Class::Purged if !self.resolving.is_cancelled() && !self.is_stopping() => {
                 // Another call ran out of time, or the client was replaced. What surely was not written goes again.
                 if persisted == Persisted::No {
                     return Tried::Again;
