@@ -14,6 +14,8 @@ const LATE_MARGIN_MICROS: i64 = 2_000_000;
 const FULL_COST_FACTOR: u32 = 100;
 const FULL_INTERVAL_MIN: Duration = Duration::from_secs(15);
 const FULL_INTERVAL_MAX: Duration = Duration::from_secs(300);
+/// Ten full sweeps a second over all sources are enough.
+const FULL_INTERVAL_PER_SOURCE: Duration = Duration::from_millis(100);
 /// How soon rows of lanes that did not fit into memory are looked for again.
 const FULL_INTERVAL_OVERFLOWED: Duration = Duration::from_secs(30);
 /// A late sweep may take this share of the time (5 %): it is cheap unless a transaction stays open for long.
@@ -54,6 +56,8 @@ pub struct Sweeps {
     /// Rows that were invisible to the last sweep have a created_at no earlier than this.
     late_from: PgTime,
     next_full_at: Instant,
+    /// Full sweeps come no closer than this.
+    full_interval_min: Duration,
     next_late_at: Instant,
     /// When another full sweep was asked for since the last one began: what is under way may have passed those rows already.
     again_at: Option<Instant>,
@@ -68,6 +72,7 @@ impl Sweeps {
             tail: Position::START,
             late_from: PgTime::NEG_INFINITY,
             next_full_at: now,
+            full_interval_min: FULL_INTERVAL_MIN,
             next_late_at: now,
             again_at: None,
         }
@@ -160,11 +165,18 @@ impl Sweeps {
             SweepKind::Late => self.next_late_at = now + sweep.spent * LATE_COST_FACTOR,
             // What a full sweep costs says nothing about what a late one will.
             SweepKind::Full => {
-                let next = now + (sweep.spent * FULL_COST_FACTOR).clamp(FULL_INTERVAL_MIN, FULL_INTERVAL_MAX);
+                let next = now + (sweep.spent * FULL_COST_FACTOR).clamp(self.full_interval_min, FULL_INTERVAL_MAX);
                 self.next_full_at = self.again_at.map_or(next, |again| again.min(next));
             }
         }
         self.late_from = PgTime(sweep.late_floor.0.saturating_sub(LATE_MARGIN_MICROS));
+    }
+
+    /// Says beside how many sources this one is swept: a table of a thousand idle ones is not to be asked hundreds of times a second.
+    pub fn beside(&mut self, sources: usize) {
+        let sources = u32::try_from(sources).unwrap_or(u32::MAX);
+        let interval = FULL_INTERVAL_PER_SOURCE.saturating_mul(sources);
+        self.full_interval_min = interval.clamp(FULL_INTERVAL_MIN, FULL_INTERVAL_MAX);
     }
 
     /// A lane did not fit into memory.

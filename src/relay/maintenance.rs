@@ -275,7 +275,7 @@ pub(crate) async fn sample(
         let count = |status: &str| -> u64 {
             finished.iter().filter(|f| f.source_name == *source && f.status == status).map(|f| f.rows).sum()
         };
-        let heads = store.heads(source, HEAD_ROWS).await?;
+        let heads = if backlog.is_empty() { Vec::new() } else { store.heads(source, HEAD_ROWS).await? };
         let halted = match policy {
             Some(Policy::StopTheLine) => heads.first().filter(|head| head.halts()).map(|head| Halt {
                 kind: HaltKind::of_waiting(head.held, head.attempt_count),

@@ -10,7 +10,8 @@ use tokio::sync::Notify;
 
 use crate::domain::message::Position;
 
-/// Sources whose poll is due this soon are asked in the same statement.
+/// Sources whose poll is due this soon are asked in the same statement, and so are those whose pause is half over: a probe more
+/// costs less than a statement of their own, and from then on they are due together.
 const GATHER: Duration = Duration::from_millis(1);
 
 /// Idle sources and what they wait for.
@@ -56,12 +57,14 @@ impl Poller {
             let now = Instant::now();
             let (due, next) = {
                 let idle = self.lock();
-                let due: Vec<_> = idle
-                    .iter()
-                    .filter(|(_, idle)| idle.due_at <= now + GATHER)
-                    .map(|(source, idle)| (Arc::clone(source), idle.from))
-                    .collect();
-                (due, idle.values().map(|idle| idle.due_at).min())
+                let next = idle.values().map(|idle| idle.due_at).min();
+                let mut due = Vec::new();
+                if next.is_some_and(|at| at <= now + GATHER) {
+                    let soon = |idle: &Idle| idle.due_at <= now + GATHER.max(idle.interval / 2);
+                    let asked = idle.iter().filter(|(_, idle)| soon(idle));
+                    due.extend(asked.map(|(source, idle)| (Arc::clone(source), idle.from)));
+                }
+                (due, next)
             };
             if !due.is_empty() {
                 return due;

@@ -245,6 +245,7 @@ impl SourceLoop {
             Ok(late_floor) => {
                 if kind == SweepKind::Full {
                     self.claimed_since_full = 0;
+                    self.sweeps.beside(self.ctx.wakers().len());
                 }
                 self.sweeps.begin(kind, late_floor, Duration::ZERO);
                 self.page().await;

@@ -53,6 +53,14 @@ pub struct Backlog {
     pub capped: bool,
 }
 
+impl Backlog {
+    /// Whether the source has no row that is not terminal.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pending + self.failed + self.publishing + self.unknown == 0
+    }
+}
+
 /// One of the first live rows of a source.
 #[derive(Debug, Clone)]
 pub struct Head {
