@@ -59,7 +59,7 @@ create index {source_order_idx} on {schema}.{table} (source, created_at, outbox_
   where published_at is null and next_attempt_at < '9999-01-01 00:00:00+00';
 
 -- Live rows of a key in order.
-create index {key_order_idx} on {schema}.{table} (source, message_key, created_at)
+create index {key_order_idx} on {schema}.{table} (source, message_key, created_at, outbox_id)
   where published_at is null and next_attempt_at < '9999-01-01 00:00:00+00' and message_key is not null;
 
 -- Sent rows by age, for retention.

@@ -272,9 +272,15 @@ impl Lanes {
     /// Makes room for a lane that can be claimed now: lanes that wait, however many, must not keep it out for ever. The one whose
     /// probe is last goes; a full sweep finds it again.
     fn forget_one_parked(&mut self) -> bool {
-        let Some((_, lane)) = self.parked.pop_last() else { return false };
-        self.states.remove(&lane);
-        true
+        while let Some((probe_at, lane)) = self.parked.pop_last() {
+            if let Some(State::Parked { probe_at: current, .. }) = self.states.get(&lane)
+                && *current == probe_at
+            {
+                self.states.remove(&lane);
+                return true;
+            }
+        }
+        false
     }
 
     /// Makes lanes ready whose probe is due.

@@ -2,6 +2,8 @@
 //!
 //! Nothing here ever fails on a legal row: `infinity` and far dates are values like any other.
 
+use std::fmt;
+
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -58,7 +60,7 @@ impl Position {
 }
 
 /// One claimed row: everything the wire needs, and the fence that proves the claim when it is settled.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Message {
     /// Primary key of the row.
     pub outbox_id: Uuid,
@@ -100,6 +102,9 @@ pub struct Message {
     pub tracestate: Option<String>,
     /// Value of the record; empty is an empty value, never a tombstone.
     pub payload: Bytes,
+    /// Octets of a payload too large for any broker, which was therefore not read: [`Self::payload`] is empty, and no record can be
+    /// built of the row.
+    pub payload_withheld: Option<usize>,
     /// `attributes` as PostgreSQL prints the jsonb value.
     pub attributes: Option<String>,
     /// When the event happened.
@@ -114,7 +119,27 @@ pub struct Message {
     pub updated_at: PgTime,
 }
 
+/// Says which row it is, and nothing of what is in it.
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("outbox_id", &self.outbox_id)
+            .field("destination", &self.destination)
+            .field("created_at", &self.created_at)
+            .field("attempt_count", &self.attempt_count)
+            .field("updated_at", &self.updated_at)
+            .field("payload_octets", &self.payload_octets())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Message {
+    /// Octets of the payload, read or not.
+    #[must_use]
+    pub fn payload_octets(&self) -> usize {
+        self.payload_withheld.unwrap_or(self.payload.len())
+    }
+
     /// The row's place in the order.
     #[must_use]
     pub fn position(&self) -> Position {

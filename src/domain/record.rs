@@ -53,10 +53,13 @@ impl fmt::Debug for Record<'_> {
 /// Builds the record of a row, or says why no broker could ever take it.
 ///
 /// # Errors
-/// The row's own content forbids it: an illegal topic name, an `occurred_at` that ISO 8601 cannot write, or `attributes`
+/// The row's own content forbids it: an illegal topic name, a payload so large that it was not read, an `occurred_at` that ISO 8601 cannot write, or `attributes`
 /// nested too deep. Only another row can mend that.
 pub fn build(message: &Message) -> Result<Record<'_>, Rejection> {
     check_topic(&message.destination)?;
+    if let Some(octets) = message.payload_withheld {
+        return Err(too_large(&message.destination, octets));
+    }
     let mut headers = Headers(Vec::with_capacity(19));
     headers.text("keiro-message-id", &message.message_id);
     headers.text("keiro-source", &message.source_name);
@@ -132,6 +135,14 @@ fn check_topic(destination: &str) -> Result<(), Rejection> {
         destination.len()
     );
     Err(Rejection::new("kafka.invalid_topic", detail))
+}
+
+fn too_large(topic: &str, octets: usize) -> Rejection {
+    let detail = format!(
+        "client: a payload of {octets} octets for topic {topic} exceeds [kafka] message_bytes_max and was not read; raise it, and the \
+         topic's max.message.bytes with it"
+    );
+    Rejection::new("kafka.message_too_large", detail)
 }
 
 /// `application/json` for anything that says so with parameters or in another case; everything else as it stands.

@@ -54,6 +54,8 @@ pub(super) struct Maintenance {
     ctx: Arc<Context>,
     store: Arc<Store>,
     stale_after: HashMap<String, Position>,
+    /// The source that the last tick had no time left for.
+    requeue_next: Option<String>,
     retention_from: PgTime,
     retention_restart_at: Instant,
 }
@@ -65,6 +67,7 @@ impl Maintenance {
             ctx,
             store,
             stale_after: HashMap::new(),
+            requeue_next: None,
             retention_from: PgTime::NEG_INFINITY,
             retention_restart_at: Instant::now() + RETENTION_RESTART,
         }
@@ -124,10 +127,12 @@ impl Maintenance {
         let ctx = Arc::clone(&self.ctx);
         let until = Instant::now() + STEP_MAX;
         let mut whole = true;
-        for source in sources {
+        // Where the last tick stopped, or the sources at the end would never have their turn.
+        for source in in_turn(sources, self.requeue_next.take().as_deref()) {
             let Some(rules) = ctx.config.rules(source) else { continue };
             if Instant::now() >= until {
-                return;
+                self.requeue_next = Some(source.clone());
+                break;
             }
             match self.requeue(source, rules).await {
                 Ok((failed, dead)) => {
@@ -145,7 +150,7 @@ impl Maintenance {
             }
         }
         self.stale_after.retain(|source, _| sources.iter().any(|name| name == source));
-        if whole {
+        if whole && self.requeue_next.is_none() {
             ctx.metrics.succeeded(LoopName::Requeue);
         }
     }
@@ -241,6 +246,12 @@ impl Maintenance {
     }
 }
 
+/// The sources beginning with this one, or with all when it is gone.
+fn in_turn<'a>(sources: &'a [String], first: Option<&str>) -> impl Iterator<Item = &'a String> {
+    let at = first.and_then(|first| sources.iter().position(|source| source == first)).unwrap_or(0);
+    sources[at..].iter().chain(&sources[..at])
+}
+
 /// Samples every source: its counts and ages, and the row that halts it, with the reason.
 pub(crate) async fn sample(
     store: &Store,
@@ -250,12 +261,14 @@ pub(crate) async fn sample(
     let finished = store.finished(FINISHED_ROWS).await?;
     let finished_capped = finished.iter().map(|finished| finished.rows).sum::<u64>() >= FINISHED_ROWS as u64;
     let mut samples = Vec::with_capacity(sources.len());
+    let mut rows_max = BACKLOG_ROWS;
     for source in sources {
         let policy = policy_of(source);
-        let backlog: Backlog = match store.backlog(source, BACKLOG_ROWS).await {
-            Err(StoreError::Timeout { .. }) => {
-                let capped = store.backlog(source, BACKLOG_ROWS_SLOW).await?;
-                Backlog { capped: true, ..capped }
+        let backlog: Backlog = match store.backlog(source, rows_max).await {
+            Err(StoreError::Timeout { .. }) if rows_max > BACKLOG_ROWS_SLOW => {
+                // The next big one would take as long, and all of them together have one step's time.
+                rows_max = BACKLOG_ROWS_SLOW;
+                Backlog { capped: true, ..store.backlog(source, rows_max).await? }
             }
             answer => answer?,
         };

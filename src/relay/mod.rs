@@ -34,9 +34,9 @@ use self::poll::Poller;
 use self::preference::Preference;
 use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
-use crate::domain::policy::SourceRules;
+use crate::domain::policy::{Policy, SourceRules};
 use crate::publish::Publisher;
-use crate::store::{ErrorKind, Heard, InspectError, Listening, Store, StoreError};
+use crate::store::{ErrorKind, Head, Heard, InspectError, Listening, Store, StoreError};
 use crate::telemetry::{Failure, LoopName, Metrics, Reason, Stage, StateChange};
 
 /// Sources served at most; more are refused and shown.
@@ -78,7 +78,10 @@ impl Context {
     /// Reports a failed statement.
     fn store_failed(&self, stage: Stage, source: Option<&str>, error: &StoreError, elapsed: Option<Duration>) {
         let text = error.to_string();
-        let outage = is_outage(error);
+        // A count that took too long says that there is much to count, not that the database is away: everything would be looked at
+        // again after each of them.
+        let slow_count = matches!(stage, Stage::Sample) && error.reason() == "timeout";
+        let outage = is_outage(error) && !slow_count;
         Failure { stage, reason: reason_of(error), source_name: source, error: &text, elapsed }.emit(&self.metrics);
         if outage {
             // Each time, so that what is shown is why it is away now; and before the flag, so that an answer that comes in between
@@ -331,9 +334,9 @@ impl Relay {
         loops.spawn(async move { named("broker", watch_broker(broker)).await });
         if ctx.config.database.prepared_statements {
             let listen = Arc::clone(&ctx);
-            loops.spawn(async move { named("listen", listen_for_changes(listen)).await });
+            loops.spawn(async move { named("listen", until_stopped(&listen, listen_for_changes(&listen))).await });
             let hold = Arc::clone(&ctx);
-            loops.spawn(async move { named("preference", preference::hold(hold)).await });
+            loops.spawn(async move { named("preference", until_stopped(&hold, preference::hold(&hold))).await });
         }
 
         let bug = tokio::select! {
@@ -392,7 +395,16 @@ impl Relay {
         report.dead = dead;
         let mut served: BTreeMap<String, Done> = BTreeMap::new();
         loop {
-            let sources = ctx.store.sources(SOURCES_MAX).await?;
+            let sources = match ctx.store.sources(SOURCES_MAX).await {
+                Ok(sources) => sources,
+                Err(error) if served.is_empty() => return Err(error.into()),
+                // What was relayed is told all the same.
+                Err(error) => {
+                    ctx.store_failed(Stage::Claim, None, &error, None);
+                    report.gave_up = true;
+                    break;
+                }
+            };
             let mut loops: JoinSet<(String, Done)> = JoinSet::new();
             for source in sources {
                 let Some(rules) = ctx.config.rules(&source) else { continue };
@@ -420,14 +432,15 @@ impl Relay {
             report.rejected += summary.rejected;
             report.lost += summary.lost;
             report.gave_up |= done.gave_up;
-            report.due += ctx.store.due(source).await?;
-        }
-        let names: Vec<String> = served.keys().cloned().collect();
-        let policy_of = |source: &str| ctx.config.rules(source).map(|rules| rules.policy);
-        let samples = sample(&ctx.store, &names, policy_of).await?;
-        for (sample, halted) in samples {
-            if let Some(outbox_id) = halted.and_then(|halt| halt.outbox_id) {
-                report.halted_on.push(HaltedOn { source: sample.source, outbox_id });
+            match left_behind(&ctx, source).await {
+                Ok((due, halted)) => {
+                    report.due += due;
+                    report.halted_on.extend(halted.map(|outbox_id| HaltedOn { source: source.clone(), outbox_id }));
+                }
+                Err(error) => {
+                    ctx.store_failed(Stage::Sample, Some(source), &error, None);
+                    report.gave_up = true;
+                }
             }
         }
         ctx.stop.cancel();
@@ -437,10 +450,29 @@ impl Relay {
     }
 }
 
+/// What a drained source still has: how many rows that are due, and the row that halts it.
+async fn left_behind(ctx: &Context, source: &str) -> Result<(u64, Option<Uuid>), StoreError> {
+    let due = ctx.store.due(source).await?;
+    let halting = if ctx.config.rules(source).is_some_and(|rules| rules.policy == Policy::StopTheLine) {
+        ctx.store.heads(source, 1).await?.into_iter().find(Head::halts).map(|head| head.outbox_id)
+    } else {
+        None
+    };
+    Ok((due, halting))
+}
+
 /// Runs a loop and returns its name, so that the supervisor can say which one ended.
 async fn named(name: &'static str, looping: impl Future<Output = ()>) -> &'static str {
     looping.await;
     name
+}
+
+/// Ends a loop that has nothing to finish as soon as the relay stops, whatever statement it waits for.
+async fn until_stopped(ctx: &Context, looping: impl Future<Output = ()>) {
+    tokio::select! {
+        () = looping => {}
+        () = ctx.stop.cancelled() => {}
+    }
 }
 
 /// Reads the table's shape before anything is claimed. With `patient`, waits for a database that is away until stopped.
@@ -449,7 +481,11 @@ async fn prepare(ctx: &Context, patient: bool) -> Result<(), DrainError> {
     let mut pause = RETRY_PAUSE_MIN;
     loop {
         watch.tick();
-        match ctx.store.inspect().await {
+        let looked = tokio::select! {
+            looked = ctx.store.inspect() => looked,
+            () = ctx.stop.cancelled() => return Ok(()),
+        };
+        match looked {
             Ok(shape) => {
                 ctx.store.adopt(&shape);
                 for warning in shape.warnings(ctx.config.maintenance.retention.is_some()) {
@@ -486,7 +522,11 @@ async fn serve_sources(ctx: Arc<Context>) {
     let mut loops: JoinSet<Done> = JoinSet::new();
     let mut known: std::collections::HashSet<String> = std::collections::HashSet::new();
     while !ctx.stop.is_cancelled() {
-        match ctx.store.sources(SOURCES_MAX).await {
+        let found = tokio::select! {
+            found = ctx.store.sources(SOURCES_MAX) => found,
+            () = ctx.stop.cancelled() => break,
+        };
+        match found {
             Ok(sources) => {
                 ctx.store_answered();
                 watch.succeeded();
@@ -540,7 +580,11 @@ async fn poll_idle(ctx: Arc<Context>) {
             () = tokio::time::sleep(DISCOVER_INTERVAL) => continue,
             () = ctx.stop.cancelled() => return,
         };
-        match ctx.store.poll(&asked).await {
+        let answer = tokio::select! {
+            answer = ctx.store.poll(&asked) => answer,
+            () = ctx.stop.cancelled() => return,
+        };
+        match answer {
             Ok(found) => {
                 ctx.store_answered();
                 watch.succeeded();
@@ -594,7 +638,7 @@ async fn probe_broker(ctx: &Context) {
 }
 
 /// Listens for commands that made old rows due again. It only shortens the wait: probes and sweeps find them without it.
-async fn listen_for_changes(ctx: Arc<Context>) {
+async fn listen_for_changes(ctx: &Context) {
     let watch = ctx.board.register(LoopName::Listen, None, ctx.turn_max());
     let mut pause = RETRY_PAUSE_MIN;
     while !ctx.stop.is_cancelled() {
@@ -627,5 +671,7 @@ async fn listen_for_changes(ctx: Arc<Context>) {
                 () = ctx.stop.cancelled() => return,
             }
         }
+        // A server that lets us in and cuts us off at once must not be asked without a break.
+        tokio::time::sleep(RETRY_PAUSE_MIN).await;
     }
 }

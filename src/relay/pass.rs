@@ -101,8 +101,9 @@ pub(super) async fn run(
     };
     ctx.store_changed();
     Claimed { source_name: source, rows: claim.messages.len(), elapsed: started.elapsed() }.emit(&ctx.metrics);
-    let bytes: usize = claim.messages.iter().map(|message| message.payload.len()).sum();
-    share.shrink(claim.messages.len(), bytes);
+    // What the statement counted, and what of it is in memory.
+    let bytes: usize = claim.messages.iter().map(Message::payload_octets).sum();
+    share.shrink(claim.messages.len(), claim.messages.iter().map(|message| message.payload.len()).sum());
 
     let mut report = Report {
         served: Vec::new(),
@@ -121,7 +122,8 @@ pub(super) async fn run(
     let reached = bytes < ctx.config.relay.batch_bytes_max;
     let lanes = request.lanes.iter().map(|wanted| &wanted.lane);
     let silent: Vec<&Lane> = lanes.filter(|lane| reached && !by_lane.contains_key(*lane)).collect();
-    if !silent.is_empty() {
+    // What was learned at a stop nobody would use.
+    if !silent.is_empty() && !ctx.stop.is_cancelled() {
         match peek(ctx, source, &silent).await {
             Ok(heads) => {
                 let mut heads: HashMap<Lane, Glimpse> = heads

@@ -68,7 +68,7 @@ impl Preference {
 }
 
 /// Keeps trying for the locks of all sources that are served.
-pub(super) async fn hold(ctx: Arc<Context>) {
+pub(super) async fn hold(ctx: &Context) {
     let watch = ctx.board.register(LoopName::Listen, Some("preference"), ctx.turn_max());
     while !ctx.stop.is_cancelled() {
         watch.tick();

@@ -2,6 +2,7 @@
 //!
 //! Nothing here ever decides what may be claimed (the statements do) or what becomes of a row (`domain::plan` does).
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,15 +12,15 @@ use tokio::task::JoinSet;
 use tracing::info;
 
 use super::Context;
-use super::health::{Halt, HaltKind};
+use super::health::{Halt, HaltKind, LoopHandle};
 use super::pass::{self, PassSummary, Report};
 
 use crate::domain::breaker::{Allowance, Breaker, Change, STREAK_MAX};
-use crate::domain::lanes::{Lanes, Request};
+use crate::domain::lanes::{Lanes, Request, Served};
 use crate::domain::message::{PgTime, Position};
 use crate::domain::policy::{Policy, SourceRules};
 use crate::domain::sweep::{SweepKind, Sweeps};
-use crate::store::StoreError;
+use crate::store::{Head, StoreError};
 use crate::telemetry::{LoopName, Stage};
 
 /// Rows a page of a sweep looks at.
@@ -35,6 +36,8 @@ const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How often a relay that stands by looks whether rows wait too long for the one that serves them, and at how many rows.
 const STAND_BY_INTERVAL: Duration = Duration::from_secs(2);
 const STAND_BY_ROWS: usize = 100;
+/// And at how many when none of those can go out: a failing key, or one in flight, may fill any small window.
+const STAND_BY_ROWS_BLOCKED: usize = 10_000;
 /// Rows that could go out and wait this long are served by whoever sees it: their relay hangs with its connection open.
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(5);
 /// How long it then serves the source before it looks again who does.
@@ -173,19 +176,16 @@ impl SourceLoop {
             if self.passes.len() < passes_max {
                 // Few lanes ready: look further before claiming a small batch.
                 if self.lanes.rows_ready() < batch && self.sweeps.page_after().is_some() {
-                    if self.mode == Mode::Forever && self.sweeps.look_back_due(now) {
-                        self.begin_sweep(now).await;
-                    } else {
-                        self.page().await;
-                    }
+                    let look_back = self.mode == Mode::Forever && self.sweeps.look_back_due(now);
+                    self.look(look_back.then_some(now)).await;
                     continue;
                 }
                 if let Some(request) = self.lanes.next_request(batch) {
-                    self.dispatch(request).await;
+                    self.dispatch(request, &watch).await;
                     continue;
                 }
                 if self.wants_sweep(now) {
-                    self.begin_sweep(now).await;
+                    self.look(Some(now)).await;
                     continue;
                 }
                 if self.mode == Mode::Drain && self.passes.is_empty() {
@@ -199,6 +199,22 @@ impl SourceLoop {
             self.finished(finished);
         }
         self.done
+    }
+
+    /// Begins a sweep now, or reads the next page; but no longer than until a stop: a database that does not answer must not use up
+    /// the grace. Nothing is claimed by looking, so nothing is left behind.
+    async fn look(&mut self, begin: Option<Instant>) {
+        let stop = self.ctx.stop.clone();
+        let look = async {
+            match begin {
+                Some(now) => self.begin_sweep(now).await,
+                None => self.page().await,
+            }
+        };
+        tokio::select! {
+            () = look => {}
+            () = stop.cancelled() => {}
+        }
     }
 
     /// Whether to look at the table now, nothing being ready.
@@ -264,14 +280,26 @@ impl SourceLoop {
     }
 
     /// Starts a pass over the lanes of a request, once the budgets allow.
-    async fn dispatch(&mut self, request: Request) {
-        let rows: usize = request.lanes.iter().map(|wanted| wanted.rows_max).sum();
-        let bytes_max = self.ctx.config.relay.batch_bytes_max;
-        let share = tokio::select! {
-            share = self.ctx.budget.take(rows, bytes_max) => share,
-            () = self.ctx.stop.cancelled() => return,
-        };
+    async fn dispatch(&mut self, request: Request, watch: &LoopHandle) {
         let (ctx, source, rules) = (Arc::clone(&self.ctx), Arc::clone(&self.source), Arc::clone(&self.rules));
+        let rows: usize = request.lanes.iter().map(|wanted| wanted.rows_max).sum();
+        // One future for the whole wait, so that it keeps its place in the queue.
+        let mut share = pin!(ctx.budget.take(rows, ctx.config.relay.batch_bytes_max));
+        let share = loop {
+            tokio::select! {
+                share = &mut share => break share,
+                // Others may hold the budget for as long as their publishing takes, many rounds of it: waiting is no hang.
+                () = tokio::time::sleep(DATABASE_PAUSE_MAX) => watch.tick(),
+                () = ctx.stop.cancelled() => return,
+            }
+        };
+        if !ctx.gate.is_open() {
+            // It closed while we waited: rows that were claimed now would only be returned, after a whole deadline.
+            let not_asked = request.lanes.iter().map(|_| Served::NotAsked).collect();
+            self.lanes.served(&request, not_asked, Instant::now());
+            return;
+        }
+        let ctx = Arc::clone(&self.ctx);
         self.passes.spawn(async move {
             let report = pass::run(&ctx, &source, &rules, &request, share).await;
             (request, report)
@@ -381,9 +409,8 @@ impl SourceLoop {
             () = changed => {}
             () = ctx.stop.cancelled() => return,
             () = tokio::time::sleep(STAND_BY_INTERVAL.mul_f64(0.8 + 0.4 * rand::random::<f64>())) => {
-                match ctx.store.heads(&self.source, STAND_BY_ROWS).await {
-                    Ok(heads) => {
-                        let waiting = super::maintenance::oldest_ready(self.rules.policy, &heads);
+                match self.longest_wait().await {
+                    Ok(waiting) => {
                         if waiting.is_none_or(|seconds| seconds < TAKE_OVER_AFTER.as_secs_f64()) {
                             return;
                         }
@@ -398,6 +425,17 @@ impl SourceLoop {
             ctx.board.elsewhere(&self.source, false);
             self.look_at_everything();
         }
+    }
+
+    /// How long the oldest of the first rows has waited that could go out.
+    async fn longest_wait(&self) -> Result<Option<f64>, StoreError> {
+        let ready = |heads: &[Head]| super::maintenance::oldest_ready(self.rules.policy, heads);
+        let heads = self.ctx.store.heads(&self.source, STAND_BY_ROWS).await?;
+        let waiting = ready(&heads);
+        if waiting.is_some() || heads.len() < STAND_BY_ROWS || whole_source(self.rules.policy) {
+            return Ok(waiting);
+        }
+        Ok(ready(&self.ctx.store.heads(&self.source, STAND_BY_ROWS_BLOCKED).await?))
     }
 
     /// Forgets what memory says about when to look.

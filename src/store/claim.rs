@@ -87,7 +87,7 @@ impl Store {
                 ],
             )
             .await?;
-        claimed(&rows, asked_at)
+        claimed(rows, asked_at)
     }
 
     /// Claims single rows whose order does not matter; with `retry`, rows attempted before too.
@@ -97,7 +97,7 @@ impl Store {
         let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&ids, Type::UUID_ARRAY), (&to_bigint(bytes_max), Type::INT8), (&retry, Type::BOOL)];
         let rows = self.query(&statements.claim_rows, &params).await?;
-        claimed(&rows, asked_at)
+        claimed(rows, asked_at)
     }
 
     /// Claims the first rows of a whole source.
@@ -110,7 +110,7 @@ impl Store {
                 &[(&source, Type::TEXT), (&to_bigint(rows), Type::INT8), (&to_bigint(bytes_max), Type::INT8)],
             )
             .await?;
-        claimed(&rows, asked_at)
+        claimed(rows, asked_at)
     }
 
     /// Returns the instant before which no running transaction began: rows committed later have a later created_at.
@@ -172,13 +172,15 @@ fn glimpse(row: &Row) -> Result<Glimpse, StoreError> {
     })
 }
 
-fn claimed(rows: &[Row], asked_at: Instant) -> Result<Claim, StoreError> {
-    let messages = rows.iter().map(message).collect::<Result<_, _>>()?;
+fn claimed(rows: Vec<Row>, asked_at: Instant) -> Result<Claim, StoreError> {
+    // One by one, so that no payload is in memory twice for longer than its own copy takes.
+    let messages = rows.into_iter().map(|row| message(&row)).collect::<Result<_, _>>()?;
     Ok(Claim { messages, asked_at })
 }
 
 fn message(row: &Row) -> Result<Message, StoreError> {
-    let payload: &[u8] = row.try_get("payload_bytes")?;
+    let payload: Option<&[u8]> = row.try_get("payload_bytes")?;
+    let octets: i32 = row.try_get("payload_octets")?;
     Ok(Message {
         outbox_id: row.try_get("outbox_id")?,
         message_id: row.try_get("message_id")?,
@@ -199,7 +201,8 @@ fn message(row: &Row) -> Result<Message, StoreError> {
         correlation_id: row.try_get("correlation_id")?,
         traceparent: row.try_get("traceparent")?,
         tracestate: row.try_get("tracestate")?,
-        payload: Bytes::copy_from_slice(payload),
+        payload: payload.map(Bytes::copy_from_slice).unwrap_or_default(),
+        payload_withheld: payload.is_none().then(|| usize::try_from(octets).unwrap_or(0)),
         attributes: row.try_get("attributes")?,
         occurred_at: row.try_get("occurred_at")?,
         attempt_count: row.try_get("attempt_count")?,

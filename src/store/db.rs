@@ -533,7 +533,9 @@ impl Plan {
         let begin = "begin isolation level read committed".to_owned();
         let statement_timeout = database.statement_timeout;
         if database.prepared_statements {
-            return Self { named_statements: true, set: Some(statements("set", &settings)), begin, statement_timeout };
+            let own = settings.into_iter().chain(KEEPALIVES.map(|(name, value)| (name, value.to_owned())));
+            let set = statements("set", &own.collect::<Vec<_>>());
+            return Self { named_statements: true, set: Some(set), begin, statement_timeout };
         }
         let begin = format!("{begin}; {}", statements("set local", &settings));
         Self { named_statements: false, set: None, begin, statement_timeout }
@@ -614,6 +616,11 @@ async fn execute_named(client: &ClientWrapper, sql: &str, params: &[Param<'_>]) 
 fn split<'a>(params: &[Param<'a>]) -> (Vec<&'a (dyn ToSql + Sync)>, Vec<Type>) {
     params.iter().map(|(value, kind)| (*value, kind.clone())).unzip()
 }
+
+/// When the server notices that we are gone without a word: the session of a host that vanished holds its advisory locks, and with
+/// them the preference for its sources, and by the system's defaults that takes two hours. Not behind a pooler, whose connection it is.
+const KEEPALIVES: [(&str, &str); 3] =
+    [("tcp_keepalives_idle", "30"), ("tcp_keepalives_interval", "10"), ("tcp_keepalives_count", "3")];
 
 /// The settings under which every statement of ours runs.
 fn settings(database: &Database) -> Vec<(&'static str, String)> {

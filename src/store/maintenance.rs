@@ -29,6 +29,9 @@ pub struct Requeued {
     pub dead: usize,
 }
 
+/// How long a backlog may be counted: well below what one step of the slow timer has for all sources.
+const BACKLOG_MAX: Duration = Duration::from_secs(5);
+
 /// Rows of one source by status.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Backlog {
@@ -180,11 +183,11 @@ impl Store {
         Ok((u64::try_from(deleted).unwrap_or(0), row.try_get("reached")?))
     }
 
-    /// Counts the live rows of a source by status, at most `rows_max`.
+    /// Counts the live rows of a source by status, at most `rows_max`; [`StoreError::Timeout`] when that takes too long.
     pub async fn backlog(&self, source: &str, rows_max: usize) -> Result<Backlog, StoreError> {
         let statements = self.statements()?;
-        let found =
-            self.query(&statements.backlog, &[(&source, Type::TEXT), (&to_bigint(rows_max), Type::INT8)]).await?;
+        let params: [super::Param<'_>; 2] = [(&source, Type::TEXT), (&to_bigint(rows_max), Type::INT8)];
+        let found = self.query_within(self.bound.min(BACKLOG_MAX), &statements.backlog, &params).await?;
         let mut backlog = Backlog::default();
         let mut total = 0;
         for row in &found {

@@ -45,6 +45,8 @@ pub struct Store {
     table: String,
     /// Longest wait for any statement of ours, with its connection.
     bound: Duration,
+    /// Larger payloads are claimed without being read; they can only be rejected.
+    payload_octets_max: usize,
     known: RwLock<Option<Known>>,
 }
 
@@ -68,6 +70,7 @@ impl Store {
             table: database.table,
             // The server ends a statement after statement_timeout; what is longer is a connection that died.
             bound: database.statement_timeout + database.connect_timeout,
+            payload_octets_max: config.kafka.message_bytes_max,
             known: RwLock::new(None),
         })
     }
@@ -84,7 +87,7 @@ impl Store {
     pub fn adopt(&self, shape: &Shape) {
         let mut known = self.known.write().expect("no code panics while it holds this lock");
         if known.as_ref().is_none_or(|known| known.shape != *shape) {
-            let statements = Arc::new(Statements::new(&self.schema, &self.table, shape));
+            let statements = Arc::new(Statements::new(&self.schema, &self.table, shape, self.payload_octets_max));
             *known = Some(Known { shape: shape.clone(), statements });
         }
     }

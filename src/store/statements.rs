@@ -1,6 +1,7 @@
 //! The statements in `sql/`, written out for one table and one index profile.
 //!
-//! Nothing here ever holds a value: values are parameters. Names are quoted identifiers, checked by the configuration.
+//! Nothing here ever holds a value of a row: values are parameters. Names are quoted identifiers, checked by the configuration; the one
+//! number is a limit of the configuration.
 
 use super::inspect::{Profile, Shape};
 use super::names::qualified;
@@ -40,7 +41,11 @@ const LIVE_LEAN: &str = "o.published_at is null and o.next_attempt_at < timestam
 const LIVE_SHARED: &str = "o.status not in ('sent', 'dead', 'rejected')";
 
 impl Statements {
-    pub(super) fn new(schema: &str, table: &str, shape: &Shape) -> Self {
+    pub(super) fn new(schema: &str, table: &str, shape: &Shape, payload_octets_max: usize) -> Self {
+        // A payload that no broker could take is not even read: a claim that brought a gigabyte would take everybody's memory, or fail
+        // again and again, and with it every other row of its source. octet_length does not detoast.
+        let payload =
+            format!("case when octet_length(kt.payload_bytes) <= {payload_octets_max} then kt.payload_bytes end");
         let table = qualified(schema, table);
         let (live, in_live_index, finished, far) = match shape.profile {
             Profile::Lean => (
@@ -57,6 +62,7 @@ impl Statements {
                 .replace("{in_live_index}", in_live_index)
                 .replace("{finished}", finished)
                 .replace("{far}", far)
+                .replace("{payload}", &payload)
         };
         Self {
             discover: render(include_str!("sql/discover.sql")),

@@ -94,6 +94,7 @@ fn message(index: usize, row: Row) -> Message {
         traceparent: None,
         tracestate: None,
         payload: Bytes::new(),
+        payload_withheld: None,
         attributes: None,
         occurred_at: PgTime(0),
         attempt_count: attempts(row),

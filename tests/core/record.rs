@@ -29,6 +29,7 @@ fn bare() -> Message {
         traceparent: None,
         tracestate: None,
         payload: Bytes::from_static(b"{\"total\":12}"),
+        payload_withheld: None,
         attributes: None,
         // 2026-01-02 03:04:05 UTC.
         occurred_at: PgTime::from_unix_micros(1_767_323_045_000_000),
@@ -312,6 +313,15 @@ fn no_rejection_and_no_debug_text_shows_content() {
     assert!(!rejected(&late).detail.contains(MARK));
     let sound = Message { attributes: Some(format!("\"{MARK}\"")), ..marked };
     assert!(!format!("{:?}", record::build(&sound)).contains(MARK));
+    assert!(!format!("{sound:?}").contains(MARK));
+}
+
+#[test]
+fn a_payload_that_was_not_read_is_never_an_empty_value() {
+    let rejection = rejected(&Message { payload: Bytes::new(), payload_withheld: Some(1 << 30), ..bare() });
+    assert_eq!(rejection.code, "kafka.message_too_large");
+    assert!(rejection.detail.contains("1073741824"), "{}", rejection.detail);
+    assert!(rejection.detail.contains("message_bytes_max"), "{}", rejection.detail);
 }
 
 #[test]

@@ -322,6 +322,33 @@ fn every_column_reaches_the_message() {
     });
 }
 
+/// A payload that only can be rejected is not read: a gigabyte would take the memory of everybody, or make every claim of its source fail.
+#[test]
+fn a_payload_over_the_limit_is_claimed_without_being_read() {
+    run(async || {
+        for table in Table::ALL {
+            let outbox = Outbox::fresh(table).await;
+            let keyed = |n, payload: &str| with(row(n), json!({ "message_key": "k", "payload_bytes": payload }));
+            outbox.insert(&[keyed(1, "\\x01"), keyed(2, ""), keyed(3, "\\x03")]).await;
+            outbox
+                .execute(
+                    "update keiro.keiro_outbox set payload_bytes = convert_to(repeat('x', 2001), 'UTF8') \
+                     where outbox_id = '01900000-0000-7000-8000-000000000002'",
+                )
+                .await;
+            let store = outbox.another(|config| config.kafka.message_bytes_max = 2000);
+            let seen = |claim: &Claim| -> Vec<(usize, Option<usize>)> {
+                claim.messages.iter().map(|message| (message.payload.len(), message.payload_withheld)).collect()
+            };
+            for ask in [Ask::key("k", 9, false), Ask::stream(9), Ask::rows(1..=3, false)] {
+                let claim = ask.of(&store).await.expect("a claim");
+                assert_eq!(seen(&claim), [(1, None), (0, Some(2001)), (1, None)], "{ask:?}");
+                outbox.execute("update keiro.keiro_outbox set status = 'pending', attempt_count = 0").await;
+            }
+        }
+    });
+}
+
 /// A row that was attempted before is claimed alone, so that ten crashes over one row do not kill its neighbours.
 #[test]
 fn attempted_rows_are_claimed_alone() {

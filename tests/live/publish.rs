@@ -84,6 +84,7 @@ fn row(topic: &str, key: Option<&str>, message_id: &str) -> Message {
         traceparent: None,
         tracestate: None,
         payload: Bytes::copy_from_slice(message_id.as_bytes()),
+        payload_withheld: None,
         attributes: None,
         occurred_at: PgTime::from_unix_micros(0),
         attempt_count: 1,

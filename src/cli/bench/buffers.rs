@@ -44,7 +44,7 @@ enum Obstacle {
 ///
 /// # Errors
 /// Something was not done.
-pub(super) async fn measure(harness: &mut Harness) -> Result<Section, String> {
+pub(super) async fn measure(harness: &mut Harness) -> Result<Vec<Section>, String> {
     let mut section = Section {
         title: "Buffers".to_owned(),
         notes: vec![format!(
@@ -82,7 +82,7 @@ pub(super) async fn measure(harness: &mut Harness) -> Result<Section, String> {
             section.rows.push(figures(&scratch, profile, obstacle, what).await?);
         }
     }
-    Ok(section)
+    Ok(vec![section])
 }
 
 /// A table with the obstacle and what can be claimed behind it.

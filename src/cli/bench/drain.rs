@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::harness::{Drained, Harness, NoKafka, defaults, doing, kafka_publisher};
+use super::harness::{Drained, Harness, NoKafka, StatementCost, defaults, doing, kafka_publisher};
 use super::load::Load;
 use super::report::{Cell, Section};
 use crate::domain::policy::Policy;
@@ -36,11 +36,14 @@ const PAYLOAD_BYTES: usize = 1024;
 /// Rows that are relayed before anything is measured: the JVM compiles what it runs often.
 const WARM_UP_ROWS: usize = 20_000;
 
+/// Statements of one run that are shown.
+const STATEMENTS_SHOWN: usize = 4;
+
 /// Measures.
 ///
 /// # Errors
 /// Something was not done.
-pub(super) async fn measure(harness: &mut Harness) -> Result<Section, String> {
+pub(super) async fn measure(harness: &mut Harness) -> Result<Vec<Section>, String> {
     let mut section = Section {
         title: "Drain".to_owned(),
         notes: vec![
@@ -69,6 +72,16 @@ pub(super) async fn measure(harness: &mut Harness) -> Result<Section, String> {
         ],
         rows: Vec::new(),
     };
+    let mut statements = Section {
+        title: "Drain: the database's share".to_owned(),
+        notes: vec![
+            "What the statements of the runs above took in the server, as pg_stat_statements counts them: added up over \
+             connections, waits for a processor included."
+                .to_owned(),
+        ],
+        heads: vec!["case", "profile", "to", "statement", "calls", "rows", "seconds", "ms / call", "µs / row", "buffers / row", "WAL bytes / row"],
+        rows: Vec::new(),
+    };
     doing("warming up");
     let warm_up = Case { rows: harness.scaled(WARM_UP_ROWS), ..CASES[0] };
     drain(harness, &warm_up, Profile::Lean, true).await?;
@@ -79,9 +92,11 @@ pub(super) async fn measure(harness: &mut Harness) -> Result<Section, String> {
             let with = drain(harness, &case, profile, true).await?;
             section.rows.push(line(&case, profile, "no Kafka", &without, None));
             section.rows.push(line(&case, profile, "Kafka", &with, Some(&without)));
+            statements.rows.extend(statement_lines(&case, profile, "no Kafka", &without));
+            statements.rows.extend(statement_lines(&case, profile, "Kafka", &with));
         }
     }
-    Ok(section)
+    Ok(vec![section, statements])
 }
 
 async fn drain(harness: &mut Harness, case: &Case, profile: Profile, to_kafka: bool) -> Result<Drained, String> {
@@ -114,6 +129,26 @@ async fn drain(harness: &mut Harness, case: &Case, profile: Profile, to_kafka: b
         }
     }
     Ok(drained)
+}
+
+/// The statements that took the most time.
+fn statement_lines(case: &Case, profile: Profile, to: &str, drained: &Drained) -> Vec<Vec<Cell>> {
+    let cost = |cost: &StatementCost| {
+        vec![
+            Cell::text(case.name),
+            Cell::text(profile.name()),
+            Cell::text(to),
+            Cell::text(cost.name),
+            Cell::Number(cost.calls, 0),
+            Cell::Number(cost.rows, 0),
+            Cell::Number(cost.seconds, 2),
+            Cell::ratio(cost.seconds * 1e3, cost.calls, 1),
+            Cell::ratio(cost.seconds * 1e6, cost.rows, 0),
+            Cell::ratio(cost.buffers, cost.rows, 1),
+            Cell::ratio(cost.wal_bytes, cost.rows, 0),
+        ]
+    };
+    drained.statements.iter().take(STATEMENTS_SHOWN).map(cost).collect()
 }
 
 fn line(case: &Case, profile: Profile, to: &str, drained: &Drained, without: Option<&Drained>) -> Vec<Cell> {

@@ -183,6 +183,7 @@ impl Harness {
         };
         let board = Board::new(identity, Limits::of(&config), metrics.clone());
         let relay = Relay::build(config, Arc::new(store), Arc::new(maintenance), publisher, board);
+        scratch.batch("select pg_stat_statements_reset()").await?;
         forget_peak_memory();
         let before = self.cpu();
         let started = Instant::now();
@@ -190,7 +191,9 @@ impl Harness {
         let elapsed = started.elapsed();
         let after = self.cpu();
         let text = metrics.render();
+        let statements = scratch.statements().await?;
         Ok(Drained {
+            statements,
             report,
             elapsed,
             cpu: after.since(before),
@@ -242,7 +245,35 @@ pub(super) struct Drained {
     pub claim_seconds: f64,
     pub publish_seconds: f64,
     pub settle_seconds: f64,
+    /// What the database did, the longest first.
+    pub statements: Vec<StatementCost>,
 }
+
+/// What one of the relay's statements cost the database.
+#[derive(Debug)]
+pub(super) struct StatementCost {
+    pub name: &'static str,
+    pub calls: f64,
+    /// Rows it returned.
+    pub rows: f64,
+    pub seconds: f64,
+    pub buffers: f64,
+    pub wal_bytes: f64,
+}
+
+/// Words that only one of the relay's statements has; neither the comments at their heads nor constants are kept.
+const STATEMENT_WORDS: [(&str, &str); 10] = [
+    ("with ordinality as k(key, rows_max, ord)", "claim_keys"),
+    ("octet_length(o.payload_bytes)) over", "claim_rows"),
+    ("not (run.attempted or exists", "claim_stream"),
+    ("published_at = statement_timestamp()", "settle_sent"),
+    ("f(id, attempt, status, error, delay, returned)", "settle_unsent"),
+    ("as k(key) cross join lateral", "peek_keys"),
+    ("where o.outbox_id = any($1::uuid[]) and (o.status ||", "peek_rows"),
+    ("(s.created_at, s.outbox_id)", "poll"),
+    ("backend_type not in", "late_floor"),
+    ("(o.created_at, o.outbox_id) > ($2, $3)", "discover"),
+];
 
 impl Drained {
     /// Rows a second.
@@ -348,6 +379,27 @@ impl Scratch {
     pub(super) async fn row(&self, sql: &str, params: &[Param<'_>]) -> Result<tokio_postgres::Row, String> {
         let row = self.session().await?.query_opt(sql, params, STATEMENT_MAX).await;
         row.map_err(|error| error.to_string())?.ok_or_else(|| format!("no row: {sql}"))
+    }
+
+    /// What the relay's statements cost since they were last reset, the longest first.
+    async fn statements(&self) -> Result<Vec<StatementCost>, String> {
+        let sql = "select query, calls::float8, rows::float8, total_exec_time / 1000, \
+                   (shared_blks_hit + shared_blks_read)::float8, wal_bytes::float8 from pg_stat_statements \
+                   where dbid = (select oid from pg_database where datname = current_database()) order by total_exec_time desc";
+        let rows = self.session().await?.query(sql, &[], STATEMENT_MAX).await.map_err(|error| error.to_string())?;
+        let read = |row: &tokio_postgres::Row| {
+            let query: &str = row.try_get(0)?;
+            let named = STATEMENT_WORDS.iter().find(|(words, _)| query.contains(words));
+            Ok(StatementCost {
+                name: named.map_or("other", |(_, name)| name),
+                calls: row.try_get(1)?,
+                rows: row.try_get(2)?,
+                seconds: row.try_get(3)?,
+                buffers: row.try_get(4)?,
+                wal_bytes: row.try_get(5)?,
+            })
+        };
+        rows.iter().map(read).collect::<Result<_, tokio_postgres::Error>>().map_err(|error| error.to_string())
     }
 
     async fn text(&self, sql: &str) -> Result<String, String> {

@@ -52,7 +52,7 @@ impl Scenario {
         }
     }
 
-    async fn measure(self, harness: &mut Harness) -> Result<Section, String> {
+    async fn measure(self, harness: &mut Harness) -> Result<Vec<Section>, String> {
         match self {
             Self::Buffers => buffers::measure(harness).await,
             Self::Drain => drain::measure(harness).await,
@@ -123,9 +123,11 @@ async fn measure(options: &Options) -> u8 {
             continue;
         }
         match scenario.measure(&mut harness).await {
-            Ok(section) if options.json => sections.push(section.json(scenario.name())),
+            Ok(measured) if options.json => {
+                sections.extend(measured.iter().map(|section| section.json(scenario.name())));
+            }
             // As soon as it is known: the next scenario takes minutes.
-            Ok(section) => say(&section.markdown()),
+            Ok(measured) => measured.iter().for_each(|section| say(&section.markdown())),
             Err(problem) => {
                 complain(&format!("bench: {}: {problem}", scenario.name()));
                 code = EXIT_FAILED;

@@ -18,9 +18,9 @@ updated as (
   where kt.outbox_id = any(array(select outbox_id from ready))
   returning kt.outbox_id, kt.message_id, kt.source, kt.destination, kt.message_key, kt.event_type, kt.schema_version, kt.content_type, kt.schema_registry,
     kt.schema_subject, kt.schema_version_ref, kt.schema_id, kt.schema_fingerprint, kt.source_event_id, kt.source_global_position, kt.causation_id,
-    kt.correlation_id, kt.traceparent, kt.tracestate, kt.payload_bytes, kt.attributes::text as attributes, kt.occurred_at, kt.attempt_count,
-    kt.last_error, kt.created_at, kt.updated_at)
+    kt.correlation_id, kt.traceparent, kt.tracestate, {payload} as payload_bytes, octet_length(kt.payload_bytes) as payload_octets,
+    kt.attributes::text as attributes, kt.occurred_at, kt.attempt_count, kt.last_error, kt.created_at, kt.updated_at)
 select outbox_id, message_id, source, destination, message_key, event_type, schema_version, content_type, schema_registry, schema_subject,
   schema_version_ref, schema_id, schema_fingerprint, source_event_id, source_global_position, causation_id, correlation_id, traceparent, tracestate,
-  payload_bytes, attributes, occurred_at, attempt_count, last_error, created_at, updated_at
+  payload_bytes, payload_octets, attributes, occurred_at, attempt_count, last_error, created_at, updated_at
 from updated order by created_at, outbox_id
