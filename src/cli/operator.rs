@@ -122,11 +122,9 @@ pub(super) async fn resume(config: &Config, source: &str, json: bool, dry_run: b
         Ok(store) => store,
         Err(code) => return code,
     };
-    if config.rules(source).map(|rules| rules.policy) != Some(Policy::StopTheLine) {
-        // Only a breaker holds such a source, and only the running relays know about it.
-        return tell_resumed(&store, source, json, dry_run).await;
-    }
-    match store.resume(source, dry_run).await {
+    // A source that is not served may hold a row of the time when it was.
+    let policy = config.rules(source).map_or(Policy::BestEffort, |rules| rules.policy);
+    match store.resume(source, policy, dry_run).await {
         Ok(Some(outbox_id)) => {
             if json {
                 say(&json!({ "source": source, "outbox_id": outbox_id, "resumed": !dry_run }).to_string());
@@ -137,6 +135,8 @@ pub(super) async fn resume(config: &Config, source: &str, json: bool, dry_run: b
             }
             EXIT_OK
         }
+        // Only a breaker holds such a source, and only the running relays know about it.
+        Ok(None) if policy != Policy::StopTheLine => tell_resumed(&store, source, json, dry_run).await,
         Ok(None) => {
             // A breaker may hold it all the same, and only the running relays know.
             if !dry_run && let Err(error) = store.tell_resumed(source).await {

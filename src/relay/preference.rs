@@ -17,6 +17,10 @@ const TRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause before the connection that holds the locks is made anew.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
 
+/// Locks one relay holds at most. The server keeps all locks of all sessions in one table of a few thousand entries by default, and
+/// whoever fills it fails every other session's statements.
+const LOCKS_MAX: usize = 1_000;
+
 /// The sources this relay serves by preference.
 #[derive(Debug)]
 pub(crate) struct Preference {
@@ -31,9 +35,15 @@ impl Preference {
         Self { ours: Mutex::new(None), changed: Notify::new() }
     }
 
-    /// Whether this relay serves the source.
+    /// Whether this relay serves the source. Who holds all the locks it may serves the sources beyond them as well: another relay,
+    /// which tries for the same ones, stands by.
     pub(super) fn is_ours(&self, source: &str) -> bool {
-        self.lock().as_ref().is_none_or(|ours| ours.contains(source))
+        self.lock().as_ref().is_none_or(|ours| ours.len() >= LOCKS_MAX || ours.contains(source))
+    }
+
+    /// How many more locks may be held.
+    fn room(&self) -> usize {
+        LOCKS_MAX.saturating_sub(self.lock().as_ref().map_or(0, HashSet::len))
     }
 
     /// Returns when the preference of some source changed.
@@ -75,8 +85,11 @@ pub(super) async fn hold(ctx: &Context) {
         match ctx.store.locks().await {
             Ok(locks) => loop {
                 watch.tick();
-                let wanted: Vec<Arc<str>> =
+                let mut wanted: Vec<Arc<str>> =
                     ctx.wakers().keys().filter(|source| !ctx.preference.holds(source)).cloned().collect();
+                // In the same order in every relay, so that of two of them one gets all it may, and not each a part.
+                wanted.sort_unstable();
+                wanted.truncate(ctx.preference.room());
                 // Asked also with nothing to try: it shows whether the connection, and with it every lock, is still there.
                 match locks.try_lock(&wanted).await {
                     Ok(won) => {

@@ -43,7 +43,8 @@ impl Store {
             (&after.outbox_id, Type::UUID),
             (&to_bigint(rows), Type::INT8),
         ];
-        let (rows, took) = self.db.query_timed(&statements.discover, &params, self.bound).await?;
+        let (rows, started) = self.db.query_timed(&statements.discover, &params, self.bound).await?;
+        let took = started.elapsed();
         let glimpses = rows.iter().map(glimpse).collect::<Result<_, _>>()?;
         Ok((glimpses, took))
     }
@@ -73,44 +74,39 @@ impl Store {
     ) -> Result<Claim, StoreError> {
         let statements = self.statements()?;
         let rows_in_all: i64 = rows_max.iter().copied().map(i64::from).sum();
-        let asked_at = Instant::now();
-        let rows = self
-            .query(
-                &statements.claim_keys,
-                &[
-                    (&source, Type::TEXT),
-                    (&keys, Type::TEXT_ARRAY),
-                    (&rows_max, Type::INT4_ARRAY),
-                    (&rows_in_all, Type::INT8),
-                    (&to_bigint(bytes_max), Type::INT8),
-                    (&retry, Type::BOOL),
-                ],
-            )
-            .await?;
-        claimed(rows, asked_at)
+        let params: [Param<'_>; 6] = [
+            (&source, Type::TEXT),
+            (&keys, Type::TEXT_ARRAY),
+            (&rows_max, Type::INT4_ARRAY),
+            (&rows_in_all, Type::INT8),
+            (&to_bigint(bytes_max), Type::INT8),
+            (&retry, Type::BOOL),
+        ];
+        self.claim(&statements.claim_keys, &params).await
     }
 
     /// Claims single rows whose order does not matter; with `retry`, rows attempted before too.
     pub async fn claim_rows(&self, ids: &[Uuid], bytes_max: usize, retry: bool) -> Result<Claim, StoreError> {
         let statements = self.statements()?;
-        let asked_at = Instant::now();
-        let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+        let params: [Param<'_>; 3] =
             [(&ids, Type::UUID_ARRAY), (&to_bigint(bytes_max), Type::INT8), (&retry, Type::BOOL)];
-        let rows = self.query(&statements.claim_rows, &params).await?;
-        claimed(rows, asked_at)
+        self.claim(&statements.claim_rows, &params).await
     }
 
     /// Claims the first rows of a whole source.
     pub async fn claim_stream(&self, source: &str, rows: usize, bytes_max: usize) -> Result<Claim, StoreError> {
         let statements = self.statements()?;
-        let asked_at = Instant::now();
-        let rows = self
-            .query(
-                &statements.claim_stream,
-                &[(&source, Type::TEXT), (&to_bigint(rows), Type::INT8), (&to_bigint(bytes_max), Type::INT8)],
-            )
-            .await?;
-        claimed(rows, asked_at)
+        let params: [Param<'_>; 3] =
+            [(&source, Type::TEXT), (&to_bigint(rows), Type::INT8), (&to_bigint(bytes_max), Type::INT8)];
+        self.claim(&statements.claim_stream, &params).await
+    }
+
+    /// Runs a claim. Its lease counts from when there was a connection for it: the wait for one must not use up the time to publish.
+    async fn claim(&self, sql: &str, params: &[Param<'_>]) -> Result<Claim, StoreError> {
+        let (rows, asked_at) = self.db.query_timed(sql, params, self.bound).await?;
+        // One by one, so that no payload is in memory twice for longer than its own copy takes.
+        let messages = rows.into_iter().map(|row| message(&row)).collect::<Result<_, _>>()?;
+        Ok(Claim { messages, asked_at: asked_at.into_std() })
     }
 
     /// Returns the instant before which no running transaction began: rows committed later have a later created_at.
@@ -170,12 +166,6 @@ fn glimpse(row: &Row) -> Result<Glimpse, StoreError> {
         state,
         attempted: attempt_count > 0,
     })
-}
-
-fn claimed(rows: Vec<Row>, asked_at: Instant) -> Result<Claim, StoreError> {
-    // One by one, so that no payload is in memory twice for longer than its own copy takes.
-    let messages = rows.into_iter().map(|row| message(&row)).collect::<Result<_, _>>()?;
-    Ok(Claim { messages, asked_at })
 }
 
 fn message(row: &Row) -> Result<Message, StoreError> {

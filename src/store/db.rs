@@ -73,7 +73,7 @@ impl Db {
         self.query_timed(sql, params, bound).await.map(|(rows, _)| rows)
     }
 
-    /// [`Db::query`], and how long its answer took once there was a connection: a measure of what the statement costs.
+    /// [`Db::query`], and when there was a connection for it: before that it was not sent, and from then on it took what it costs.
     ///
     /// # Errors
     /// As [`Db::query`].
@@ -82,14 +82,14 @@ impl Db {
         sql: &str,
         params: &[Param<'_>],
         bound: Duration,
-    ) -> Result<(Vec<Row>, Duration), StoreError> {
+    ) -> Result<(Vec<Row>, Instant), StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
         let started = Instant::now();
         let plan = &self.inner.connector.plan;
         let answer = timeout_at(deadline, plan.query(&lease.connection()?.client, sql, params, bound));
         let rows = lease.finish(answer.await, bound)?;
-        Ok((rows, started.elapsed()))
+        Ok((rows, started))
     }
 
     /// Runs a statement that returns at most one row.

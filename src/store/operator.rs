@@ -6,7 +6,8 @@ use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::claim::to_bigint;
-use super::{RESUME_CHANNEL, Store, StoreError};
+use super::{Head, RESUME_CHANNEL, Store, StoreError};
+use crate::domain::policy::Policy;
 
 impl Store {
     /// Counts the rows of a source that wait although they are due.
@@ -34,10 +35,20 @@ impl Store {
         self.query("select pg_notify($1, $2)", &params).await.map(drop)
     }
 
-    /// Makes the row that halts a `stop_the_line` source due at once and wakes the relays; returns it, or `None` when the source is not
-    /// halted. With `dry_run` nothing changes.
-    pub async fn resume(&self, source: &str, dry_run: bool) -> Result<Option<Uuid>, StoreError> {
-        let Some(head) = self.heads(source, 1).await?.into_iter().find(super::Head::halts) else { return Ok(None) };
+    /// Makes the row that halts a source due at once and wakes the relays; returns it, or `None` when no row halts it. With `dry_run`
+    /// nothing changes.
+    ///
+    /// On `stop_the_line` that is its head. On other policies only a row that is held can halt anything: the policy was another one when
+    /// it failed, and nothing else would ever make it due.
+    pub async fn resume(&self, source: &str, policy: Policy, dry_run: bool) -> Result<Option<Uuid>, StoreError> {
+        const ROWS: usize = 10_000;
+        let halting = match policy {
+            Policy::StopTheLine => self.heads(source, 1).await?.into_iter().find(Head::halts),
+            Policy::PerKeyHeadOfLine | Policy::PerSourceStream | Policy::BestEffort => {
+                self.heads(source, ROWS).await?.into_iter().find(|head| head.held && head.status == "failed")
+            }
+        };
+        let Some(head) = halting else { return Ok(None) };
         if dry_run {
             return Ok(Some(head.outbox_id));
         }

@@ -191,6 +191,27 @@ fn held_source_waits_for_a_person_over_restarts_and_its_row_never_dies() {
     assert!(daemon.is_running());
 }
 
+/// The policy was another one when its row failed: nothing but a person makes that row due, so a person must see it and be able to.
+#[test]
+fn row_held_under_an_earlier_policy_is_shown_and_resumed() {
+    let database = fresh_database(Table::Lean);
+    let mut session = Session::open(&database);
+    let setup = Setup { database_url: database.url(), brokers: "127.0.0.1:1", ..Setup::default() };
+    Feed::new("line", "topic", Order::Key).insert_in(&mut session, 3, 2);
+    let held = "source = 'line' and attempt_count = 1";
+    session.execute(
+        "update keiro.keiro_outbox set status = 'failed', attempt_count = 1, last_error = 'kafka.unknown: broker', \
+         next_attempt_at = '9000-01-01' where outbox_id = (select outbox_id from keiro.keiro_outbox order by outbox_id desc limit 1)",
+    );
+    let row = session.value(&format!("select outbox_id from keiro.keiro_outbox where {held}"));
+    assert_eq!(status(&setup, "line")["halted_on"], row);
+    let said = command(&setup, &["resume", "line", "--dry-run"], 0).stdout;
+    assert!(said.contains(&row), "{said}");
+    command(&setup, &["resume", "line"], 0);
+    assert_eq!(session.rows(&format!("{held} and next_attempt_at <= now()")), 1);
+    assert_eq!(status(&setup, "line")["halted_on"], serde_json::Value::Null);
+}
+
 #[test]
 fn missing_topic_halts_the_source_and_costs_no_attempt() {
     let database: Database = fresh_database(Table::NewerShared);
