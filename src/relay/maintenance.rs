@@ -275,17 +275,7 @@ pub(crate) async fn sample(
         let count = |status: &str| -> u64 {
             finished.iter().filter(|f| f.source_name == *source && f.status == status).map(|f| f.rows).sum()
         };
-<<<<<<< HEAD
         let heads = if backlog.is_empty() { Vec::new() } else { store.heads(source, HEAD_ROWS).await? };
-        let halted = match policy {
-            Some(Policy::StopTheLine) => heads.first().filter(|head| head.halts()).map(|head| Halt {
-                kind: HaltKind::of_waiting(head.held, head.attempt_count),
-                outbox_id: Some(head.outbox_id),
-                reason: head.last_error.clone(),
-            }),
-            Some(Policy::PerKeyHeadOfLine | Policy::PerSourceStream | Policy::BestEffort) | None => None,
-=======
-        let heads = store.heads(source, HEAD_ROWS).await?;
         let halting = match policy {
             Some(Policy::StopTheLine) => heads.first().filter(|head| head.halts()),
             // Held when the policy was another one: its lane waits for a person, and `status` tells who looks.
@@ -293,7 +283,6 @@ pub(crate) async fn sample(
                 heads.iter().find(|head| head.held && head.status == "failed")
             }
             None => None,
->>>>>>> w-review
         };
         let halted = halting.map(|head| Halt {
             kind: HaltKind::of_waiting(head.held, head.attempt_count),
