@@ -59,6 +59,15 @@ impl Position {
     }
 }
 
+/// A payload that was not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Withheld {
+    /// How large it is.
+    pub octets: usize,
+    /// `[kafka] message_bytes_max`, which it exceeds.
+    pub octets_max: usize,
+}
+
 /// One claimed row: everything the wire needs, and the fence that proves the claim when it is settled.
 #[derive(Clone)]
 pub struct Message {
@@ -104,7 +113,7 @@ pub struct Message {
     pub payload: Bytes,
     /// Octets of a payload too large for any broker, which was therefore not read: [`Self::payload`] is empty, and no record can be
     /// built of the row.
-    pub payload_withheld: Option<usize>,
+    pub payload_withheld: Option<Withheld>,
     /// `attributes` as PostgreSQL prints the jsonb value.
     pub attributes: Option<String>,
     /// When the event happened.
@@ -137,7 +146,7 @@ impl Message {
     /// Octets of the payload, read or not.
     #[must_use]
     pub fn payload_octets(&self) -> usize {
-        self.payload_withheld.unwrap_or(self.payload.len())
+        self.payload_withheld.map_or(self.payload.len(), |withheld| withheld.octets)
     }
 
     /// The row's place in the order.

@@ -12,7 +12,7 @@ use jiff::SignedDuration;
 use jiff::civil::DateTime;
 use serde_json::value::RawValue;
 
-use super::message::{Message, PgTime};
+use super::message::{Message, PgTime, Withheld};
 use super::outcome::Rejection;
 
 /// Longest topic name Kafka accepts, in octets.
@@ -57,8 +57,8 @@ impl fmt::Debug for Record<'_> {
 /// nested too deep. Only another row can mend that.
 pub fn build(message: &Message) -> Result<Record<'_>, Rejection> {
     check_topic(&message.destination)?;
-    if let Some(octets) = message.payload_withheld {
-        return Err(too_large(&message.destination, octets));
+    if let Some(withheld) = message.payload_withheld {
+        return Err(too_large(&message.destination, withheld));
     }
     let mut headers = Headers(Vec::with_capacity(19));
     headers.text("keiro-message-id", &message.message_id);
@@ -137,10 +137,10 @@ fn check_topic(destination: &str) -> Result<(), Rejection> {
     Err(Rejection::new("kafka.invalid_topic", detail))
 }
 
-fn too_large(topic: &str, octets: usize) -> Rejection {
+fn too_large(topic: &str, Withheld { octets, octets_max }: Withheld) -> Rejection {
     let detail = format!(
-        "client: a payload of {octets} octets for topic {topic} exceeds [kafka] message_bytes_max and was not read; raise it, and the \
-         topic's max.message.bytes with it"
+        "client: a payload of {octets} octets for topic {topic} exceeds [kafka] message_bytes_max = {octets_max} (librdkafka's \
+         message.max.bytes) and was not read; raise it, and the topic's max.message.bytes with it"
     );
     Rejection::new("kafka.message_too_large", detail)
 }

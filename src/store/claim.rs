@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Param, Store, StoreError};
 use crate::domain::lanes::{Glimpse, RowState};
-use crate::domain::message::{Message, PgTime, Position};
+use crate::domain::message::{Message, PgTime, Position, Withheld};
 
 /// The rows one statement took, and since when its lease may be trusted.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Store {
     async fn claim(&self, sql: &str, params: &[Param<'_>]) -> Result<Claim, StoreError> {
         let (rows, asked_at) = self.db.query_timed(sql, params, self.bound).await?;
         // One by one, so that no payload is in memory twice for longer than its own copy takes.
-        let messages = rows.into_iter().map(|row| message(&row)).collect::<Result<_, _>>()?;
+        let messages = rows.into_iter().map(|row| message(&row, self.payload_octets_max)).collect::<Result<_, _>>()?;
         Ok(Claim { messages, asked_at: asked_at.into_std() })
     }
 
@@ -168,7 +168,7 @@ fn glimpse(row: &Row) -> Result<Glimpse, StoreError> {
     })
 }
 
-fn message(row: &Row) -> Result<Message, StoreError> {
+fn message(row: &Row, octets_max: usize) -> Result<Message, StoreError> {
     let payload: Option<&[u8]> = row.try_get("payload_bytes")?;
     let octets: i32 = row.try_get("payload_octets")?;
     Ok(Message {
@@ -192,7 +192,9 @@ fn message(row: &Row) -> Result<Message, StoreError> {
         traceparent: row.try_get("traceparent")?,
         tracestate: row.try_get("tracestate")?,
         payload: payload.map(Bytes::copy_from_slice).unwrap_or_default(),
-        payload_withheld: payload.is_none().then(|| usize::try_from(octets).unwrap_or(0)),
+        payload_withheld: payload
+            .is_none()
+            .then(|| Withheld { octets: usize::try_from(octets).unwrap_or(0), octets_max }),
         attributes: row.try_get("attributes")?,
         occurred_at: row.try_get("occurred_at")?,
         attempt_count: row.try_get("attempt_count")?,

@@ -1,7 +1,7 @@
 //! The wire format of contract §4, byte for byte, and the texts a row may carry about its failure.
 
 use bytes::Bytes;
-use keiro_relay::domain::message::{Message, PgTime};
+use keiro_relay::domain::message::{Message, PgTime, Withheld};
 use keiro_relay::domain::outcome::{self, Rejection};
 use keiro_relay::domain::record::{self, Record};
 use uuid::Uuid;
@@ -318,10 +318,14 @@ fn no_rejection_and_no_debug_text_shows_content() {
 
 #[test]
 fn a_payload_that_was_not_read_is_never_an_empty_value() {
-    let rejection = rejected(&Message { payload: Bytes::new(), payload_withheld: Some(1 << 30), ..bare() });
+    let rejection = rejected(&Message {
+        payload: Bytes::new(),
+        payload_withheld: Some(Withheld { octets: 1 << 30, octets_max: 65_536 }),
+        ..bare()
+    });
     assert_eq!(rejection.code, "kafka.message_too_large");
     assert!(rejection.detail.contains("1073741824"), "{}", rejection.detail);
-    assert!(rejection.detail.contains("message_bytes_max"), "{}", rejection.detail);
+    assert!(rejection.detail.contains("message_bytes_max = 65536"), "{}", rejection.detail);
 }
 
 #[test]

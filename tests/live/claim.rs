@@ -338,7 +338,11 @@ fn a_payload_over_the_limit_is_claimed_without_being_read() {
                 .await;
             let store = outbox.another(|config| config.kafka.message_bytes_max = 2000);
             let seen = |claim: &Claim| -> Vec<(usize, Option<usize>)> {
-                claim.messages.iter().map(|message| (message.payload.len(), message.payload_withheld)).collect()
+                claim
+                    .messages
+                    .iter()
+                    .map(|message| (message.payload.len(), message.payload_withheld.map(|withheld| withheld.octets)))
+                    .collect()
             };
             for ask in [Ask::key("k", 9, false), Ask::stream(9), Ask::rows(1..=3, false)] {
                 let claim = ask.of(&store).await.expect("a claim");
