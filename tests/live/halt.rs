@@ -230,8 +230,8 @@ fn missing_topic_halts_the_source_and_costs_no_attempt() {
     let seen = shown(&daemon, "line");
     // Not held, although a failure of the row would be: it goes on by itself.
     assert_eq!((&seen["halted_on"], &seen["halt"]["kind"]), (&first.as_str().into(), &"topic_parked".into()), "{seen}");
-    let parked = daemon.json("/status")["parked_topics"][0].clone();
-    assert_eq!(parked["topic"], missing, "{parked}");
+    // The broker's side is looked at once a second.
+    wait_until("the topic to be shown", LONG, || daemon.json("/status")["parked_topics"][0]["topic"] == missing);
     assert_eq!(status(&setup, "line")["halted_on"], first);
     daemon.wait_http_ok("/readyz", LONG);
     Admin::new(services::brokers()).create(&missing, 1, &[]);

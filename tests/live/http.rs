@@ -86,7 +86,7 @@ fn nothing_of_a_row_and_no_secret_reaches_logs_metrics_status_or_errors() {
     // Connections that are cut, and a password that is wrong, write more.
     session.execute(&format!("alter role {user} password '{MARK}-new-password'"));
     session.value(&format!("select count(pg_terminate_backend(pid)) from pg_stat_activity where usename = '{user}'"));
-    wait_until("the cut to be noticed", LONG, || daemon.http_get("/readyz").is_some_and(|answer| answer.status == 503));
+    wait_until("the cut to be noticed", LONG, || daemon.stderr().contains("a database connection ended"));
     seen.push_str(&daemon.json("/status").to_string());
     seen.push_str(&daemon.stderr());
     seen.push_str(&daemon.stdout());
