@@ -7,6 +7,7 @@ pub mod breaker;
 pub mod lanes;
 pub mod message;
 pub mod outcome;
+pub mod partition;
 pub mod plan;
 pub mod policy;
 pub mod record;

@@ -13,6 +13,8 @@ pub enum Outcome {
         partition: i32,
         /// Its offset there.
         offset: i64,
+        /// Whether it may lie there twice: handed over before under the same claim, without a verdict.
+        maybe_twice: bool,
     },
     /// Can never be accepted; the row is terminal and its lane goes on.
     Rejected(Rejection),

@@ -88,7 +88,8 @@ pub struct Settlement {
     pub verdicts: Vec<Verdict>,
     /// Rows acknowledged behind the pivot of their lane. Anything but 0 is an order violation.
     pub overtaken: usize,
-    /// Rows that may be on the topic although they are not marked sent: their next attempt may duplicate them.
+    /// Rows that may be on the topic twice, or may be there although they are not marked sent: their next attempt may duplicate
+    /// them.
     pub duplicates_possible: usize,
 }
 
@@ -111,7 +112,8 @@ pub fn partition(
         for &index in lane {
             let outcome = outcomes[index].as_ref();
             // Of a row without an outcome nothing is known either: the publisher may have handed it over before it forgot it.
-            if matches!(outcome, None | Some(Outcome::Unknown(_))) {
+            // One that was acknowledged at its second hand-over may be there twice already.
+            if matches!(outcome, None | Some(Outcome::Unknown(_) | Outcome::Acked { maybe_twice: true, .. })) {
                 duplicates_possible += 1;
             }
             let verdict = match pivot {

@@ -22,6 +22,8 @@ pub struct Batch {
     pub messages: Arc<[Message]>,
     /// Which of them must reach the broker in order.
     pub plan: Arc<Plan>,
+    /// Whether the policy demands that a row is handed over only after the one before it has its outcome.
+    pub one_at_a_time: bool,
     /// When every row must have its outcome. Nothing may be handed to the broker after it: the lease is trusted no longer.
     pub deadline: Instant,
     /// Cancelled when the relay stops: hand over no further record; those in flight may finish until `deadline` or the stop's own.

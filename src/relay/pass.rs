@@ -206,6 +206,7 @@ async fn publish_and_settle(
     let batch = Batch {
         messages: Arc::clone(&messages),
         plan: Arc::clone(&plan),
+        one_at_a_time: rules.policy == Policy::StopTheLine,
         // Counted from before the claim was sent, so that the lease is certainly ours until then.
         deadline: asked_at + ctx.config.relay.publish_timeout,
         stop: ctx.stop.clone(),

@@ -28,46 +28,102 @@ fn connected() -> (Faults, Instant) {
 fn a_topic_that_fails_rests_longer_each_time_up_to_a_minute() {
     let (mut faults, mut now) = connected();
     for expected in [1, 2, 4, 8, 16, 32, 60, 60] {
-        assert!(matches!(faults.admit("t", now), Admission::Free | Admission::Probe));
-        let parking = faults.topic_failed("t", now, "kafka.unknown_topic: …", now, MIDDLE);
+        assert!(matches!(faults.admit("t", None, now), Admission::Free | Admission::Probe));
+        let parking = faults.failed("t", None, now, "kafka.unknown_topic: …", now, MIDDLE);
         assert_eq!(parking.pause, seconds(expected));
         assert_eq!(parking.is_new, expected == 1);
         let just_before = now + Duration::from_millis(expected * 1000 - 1);
         let held = Admission::Held { pause: Duration::from_millis(1), reason: "kafka.unknown_topic: …".into() };
-        assert_eq!(faults.admit("t", just_before), held);
-        assert_eq!(faults.admit("u", just_before), Admission::Free, "another topic is not concerned");
+        assert_eq!(faults.admit("t", None, just_before), held);
+        assert_eq!(faults.admit("u", None, just_before), Admission::Free, "another topic is not concerned");
         now += seconds(expected);
     }
-    assert!(faults.is_parked("t"));
+    assert!(faults.is_parked("t", None));
     assert!(faults.acked(ROW, "t", 0, now, now), "the first acknowledgement frees it");
-    assert_eq!(faults.admit("t", now), Admission::Free);
-    assert_eq!(faults.topic_failed("t", now, "again", now, MIDDLE).pause, seconds(1), "and its past is forgotten");
+    assert_eq!(faults.admit("t", None, now), Admission::Free);
+    assert_eq!(faults.failed("t", None, now, "again", now, MIDDLE).pause, seconds(1), "and its past is forgotten");
+}
+
+#[test]
+fn a_partition_fails_alone_and_its_topic_with_all_of_them() {
+    let (mut faults, now) = connected();
+    let held = |admission: Admission| matches!(admission, Admission::Held { .. });
+    assert!(faults.failed("t", Some(3), now, "kafka.leader_not_available: …", now, MIDDLE).is_new);
+    assert!(held(faults.admit("t", Some(3), now)));
+    assert_eq!(faults.admit("t", Some(2), now), Admission::Free);
+    assert_eq!(faults.admit("t", None, now), Admission::Free, "librdkafka chooses another one");
+    assert!(faults.is_parked("t", Some(3)) && !faults.is_parked("t", Some(2)) && !faults.is_parked("t", None));
+    assert!(!faults.acked(ROW, "t", 2, now, now), "another partition's acknowledgement frees nothing");
+    assert!(!faults.refused(ROW, "t", Some(2)));
+    assert!(held(faults.admit("t", Some(3), now)));
+
+    assert!(faults.failed("t", None, now, "kafka.topic_authorization_failed: …", now, MIDDLE).is_new);
+    assert!(held(faults.admit("t", Some(2), now)) && held(faults.admit("t", None, now)));
+    let parked = faults.parked();
+    assert_eq!(parked.len(), 1);
+    assert!(parked[0].reason.starts_with("kafka.topic_authorization_failed"), "{parked:?}");
+    assert!(faults.acked(ROW, "t", 2, now, now), "it frees the topic, and not the other partition");
+    assert!(held(faults.admit("t", Some(3), now)) && faults.parked()[0].reason.contains("leader"));
+
+    let due = now + seconds(1);
+    assert_eq!(faults.admit("t", Some(3), due), Admission::Probe);
+    assert!(held(faults.admit("t", Some(3), due)));
+    faults.release("t", Some(3));
+    assert_eq!(faults.admit("t", Some(3), due), Admission::Probe);
+    assert!(faults.acked(ROW, "t", 3, due, due));
+    assert_eq!(faults.parked(), []);
+}
+
+#[test]
+fn how_long_a_fault_has_lasted_counts_from_its_first_failure() {
+    let (mut faults, start) = connected();
+    for second in [0, 5, 20] {
+        let now = start + seconds(second);
+        faults.failed("t", Some(0), now, "x", now, MIDDLE);
+        assert_eq!(faults.parked_since("t", Some(0)), Some(start));
+    }
+    assert_eq!(faults.parked_since("t", Some(1)), None);
+    faults.acked(ROW, "t", 0, start, start);
+    assert_eq!(faults.parked_since("t", Some(0)), None);
+}
+
+#[test]
+fn a_partition_is_mute_when_it_acknowledged_nothing_in_the_latter_half_of_a_wait() {
+    let (mut faults, start) = connected();
+    let end = start + seconds(30);
+    assert!(faults.is_mute("t", 0, start, end));
+    faults.acked(OTHER, "t", 0, start, start + seconds(14));
+    assert!(faults.is_mute("t", 0, start, end));
+    faults.acked(OTHER, "t", 1, start, start + seconds(16));
+    assert!(faults.is_mute("t", 0, start, end));
+    faults.acked(OTHER, "t", 0, start, start + seconds(16));
+    assert!(!faults.is_mute("t", 0, start, end));
 }
 
 #[test]
 fn the_rest_of_a_topic_is_jittered() {
     let (mut faults, now) = connected();
     // The first rest cannot be shortened below the initial delay.
-    assert_eq!(faults.topic_failed("low", now, "x", now, 0.0).pause, seconds(1));
-    assert_eq!(faults.topic_failed("high", now, "x", now, 0.999).pause.as_millis(), 1199);
+    assert_eq!(faults.failed("low", None, now, "x", now, 0.0).pause, seconds(1));
+    assert_eq!(faults.failed("high", None, now, "x", now, 0.999).pause.as_millis(), 1199);
 }
 
 #[test]
 fn one_head_probes_a_topic_that_is_due() {
     let (mut faults, now) = connected();
-    faults.topic_failed("t", now, "x", now, MIDDLE);
+    faults.failed("t", None, now, "x", now, MIDDLE);
     let due = now + seconds(1);
-    assert_eq!(faults.admit("t", due), Admission::Probe);
+    assert_eq!(faults.admit("t", None, due), Admission::Probe);
     for _ in 0..3 {
-        assert!(matches!(faults.admit("t", due), Admission::Held { pause, .. } if pause >= seconds(1)));
+        assert!(matches!(faults.admit("t", None, due), Admission::Held { pause, .. } if pause >= seconds(1)));
     }
-    faults.release("t");
-    assert_eq!(faults.admit("t", due), Admission::Probe, "a probe that said nothing leaves its turn to the next");
-    assert_eq!(faults.topic_failed("t", due, "x", due, MIDDLE).pause, seconds(2));
-    assert!(matches!(faults.admit("t", due + seconds(1)), Admission::Held { .. }));
-    assert_eq!(faults.admit("t", due + seconds(2)), Admission::Probe);
-    assert!(faults.refused(ROW, "t"), "a verdict on the record shows that the topic works");
-    assert_eq!(faults.admit("t", due + seconds(2)), Admission::Free);
+    faults.release("t", None);
+    assert_eq!(faults.admit("t", None, due), Admission::Probe, "a probe that said nothing leaves its turn to the next");
+    assert_eq!(faults.failed("t", None, due, "x", due, MIDDLE).pause, seconds(2));
+    assert!(matches!(faults.admit("t", None, due + seconds(1)), Admission::Held { .. }));
+    assert_eq!(faults.admit("t", None, due + seconds(2)), Admission::Probe);
+    assert!(faults.refused(ROW, "t", None), "a verdict on the record shows that the topic works");
+    assert_eq!(faults.admit("t", None, due + seconds(2)), Admission::Free);
 }
 
 #[test]
@@ -75,9 +131,9 @@ fn records_that_were_on_their_way_together_fail_once() {
     let (mut faults, handed_over) = connected();
     let failed = handed_over + seconds(5);
     for _ in 0..100 {
-        faults.topic_failed("t", handed_over, "x", failed, MIDDLE);
+        faults.failed("t", None, handed_over, "x", failed, MIDDLE);
     }
-    assert_eq!(faults.admit("t", failed + seconds(1)), Admission::Probe);
+    assert_eq!(faults.admit("t", None, failed + seconds(1)), Admission::Probe);
 }
 
 #[test]
@@ -122,7 +178,7 @@ fn the_third_silence_alone_is_the_row_s() {
         assert_eq!(rest, expected);
         now += seconds(60);
     }
-    assert_eq!(faults.admit("t", now), Admission::Free, "the topic was never parked");
+    assert_eq!(faults.admit("t", None, now), Admission::Free, "the topic was never parked");
     faults.acked(OTHER, "t", 4, now + seconds(1), now + seconds(2));
     assert_eq!(faults.suspect(ROW, "t", 4, now, now + seconds(30), MIDDLE), Some(seconds(1)), "and it starts anew");
 }
@@ -217,10 +273,10 @@ fn everything_remembered_is_bounded() {
     let (mut faults, start) = connected();
     for number in 0..(PARKED_MAX as u64 + 50) {
         let now = start + Duration::from_millis(number);
-        faults.topic_failed(&format!("t{number}"), now, "x", now, MIDDLE);
+        faults.failed(&format!("t{number}"), None, now, "x", now, MIDDLE);
     }
     assert_eq!(faults.parked().len(), PARKED_MAX);
-    assert!(!faults.is_parked("t0") && faults.is_parked("t50"), "the one that is due first goes first");
+    assert!(!faults.is_parked("t0", None) && faults.is_parked("t50", None), "the one that is due first goes first");
     for number in 0..(TOPICS_MAX as u64 + 50) {
         faults.acked(ROW, &format!("t{number}"), 0, start, start + Duration::from_millis(number));
     }

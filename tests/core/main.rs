@@ -13,6 +13,8 @@ mod lanes_cases;
 mod layering;
 mod model;
 mod ndjson;
+mod partition;
+mod pipeline;
 mod plan;
 mod record;
 mod sweep;

@@ -5,6 +5,7 @@ mod crash;
 mod db;
 mod demo;
 mod enqueue;
+mod fast;
 mod fleet;
 mod foreign;
 mod halt;

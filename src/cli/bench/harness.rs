@@ -228,7 +228,7 @@ pub(super) struct NoKafka;
 
 impl Publisher for NoKafka {
     fn publish<'a>(&'a self, batch: &'a Batch) -> BoxFuture<'a, Result<Vec<(Uuid, Outcome)>, PublishError>> {
-        let acked = Outcome::Acked { partition: 0, offset: 0 };
+        let acked = Outcome::Acked { partition: 0, offset: 0, maybe_twice: false };
         let outcomes = batch.messages.iter().map(|message| (message.outbox_id, acked.clone())).collect();
         std::future::ready(Ok(outcomes)).boxed()
     }

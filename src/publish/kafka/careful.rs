@@ -18,18 +18,18 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::KafkaPublisher;
-use super::client::{Generation, Persisted, Report};
+use super::client::{Found, Generation, Persisted, Report, Reporter};
 use super::codes::{self, About, Class, Side};
 use super::faults::{Admission, Silence};
+use super::{KafkaPublisher, fast};
 use crate::domain::message::Message;
 use crate::domain::outcome::{self, Blame, Outcome, Rejection, Setback};
+use crate::domain::partition;
 use crate::domain::record::{self, Record};
 use crate::publish::Batch;
 
-/// Lanes of one call that may have a record on its way at once; a call has no more lanes than rows, which the configuration
-/// bounds, so this is a backstop.
-const LANES_IN_FLIGHT_MAX: usize = 10_000;
+/// Longest silence that the fast lane bears: the careful lane needs time to find out whose fault it is.
+const FAST_SILENCE_MAX: Duration = Duration::from_secs(15);
 /// How often one record is handed over in one call: again only when the client was purged or died on it and it surely was not
 /// written.
 const HAND_OVERS_MAX: u32 = 5;
@@ -48,8 +48,7 @@ const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 pub(super) async fn publish(publisher: &KafkaPublisher, batch: &Batch) -> Vec<(Uuid, Outcome)> {
     let call = Call::new(publisher, batch, Instant::now());
     call.introduce_topics().await;
-    let lanes: Vec<_> = batch.plan.lanes.iter().map(|lane| call.publish_lane(lane)).collect();
-    let mut lanes = pin!(stream::iter(lanes).buffer_unordered(LANES_IN_FLIGHT_MAX).concat());
+    let mut lanes = pin!(fast::publish(&call));
     tokio::select! {
         outcomes = &mut lanes => return outcomes,
         () = call.time_is_up() => {}
@@ -66,9 +65,13 @@ pub(super) async fn publish(publisher: &KafkaPublisher, batch: &Batch) -> Vec<(U
 
 /// When a call may do what. The last part of its time is kept for getting every row its outcome before the deadline.
 #[derive(Debug, Clone, Copy)]
-struct Schedule {
+pub(super) struct Schedule {
+    /// Nothing is handed over to the fast lane from here on; the careful lane may still judge what fails there.
+    pub(super) fast_until: Instant,
+    /// How long the fast lane waits for any report at all before it lets go of what is on its way.
+    pub(super) fast_silence_max: Duration,
     /// Nothing is handed over from here on; what is on its way has a while left.
-    hand_over_until: Instant,
+    pub(super) hand_over_until: Instant,
     /// What is still on its way now is purged.
     resolve_at: Instant,
     /// How long each of these last parts is.
@@ -77,21 +80,28 @@ struct Schedule {
 
 impl Schedule {
     fn new(now: Instant, deadline: Instant) -> Self {
-        let part = (deadline.saturating_duration_since(now) / 10).min(Duration::from_secs(2));
+        let total = deadline.saturating_duration_since(now);
+        let part = (total / 10).min(Duration::from_secs(2));
         let resolve_at = deadline.checked_sub(part).unwrap_or(now);
-        Self { hand_over_until: resolve_at.checked_sub(part).unwrap_or(now), resolve_at, part }
+        Self {
+            fast_until: now + total * 6 / 10,
+            fast_silence_max: (total / 2).min(FAST_SILENCE_MAX),
+            hand_over_until: resolve_at.checked_sub(part).unwrap_or(now),
+            resolve_at,
+            part,
+        }
     }
 }
 
 /// One call of `publish`.
-struct Call<'a> {
-    publisher: &'a KafkaPublisher,
-    batch: &'a Batch,
-    schedule: Schedule,
+pub(super) struct Call<'a> {
+    pub(super) publisher: &'a KafkaPublisher,
+    pub(super) batch: &'a Batch,
+    pub(super) schedule: Schedule,
     /// Set before records are purged because our time is up: a record that comes back is not handed over again.
-    resolving: CancellationToken,
+    pub(super) resolving: CancellationToken,
     /// Set when even the purge brought no report.
-    abandoned: CancellationToken,
+    pub(super) abandoned: CancellationToken,
     /// Records handed over whose reports have not come.
     in_flight: AtomicUsize,
     /// Whether the cluster answers, asked at most once.
@@ -99,8 +109,8 @@ struct Call<'a> {
 }
 
 /// Why a record may not be handed over now.
-#[derive(Debug, Clone, Copy)]
-enum Barred {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Barred {
     Stopping,
     OutOfTime,
 }
@@ -121,16 +131,17 @@ enum Tried {
     Again,
 }
 
-/// The one probe of a parked topic. Dropping it, also with its call, lets another record try.
+/// The one probe of a parked topic or partition. Dropping it, also with its call, lets another record try.
 struct Probe<'a> {
     publisher: &'a KafkaPublisher,
     topic: &'a str,
+    partition: Option<i32>,
 }
 
 impl Drop for Probe<'_> {
     fn drop(&mut self) {
-        // After a verdict of the topic's there is nothing to release, and that is fine.
-        self.publisher.faults.lock().release(self.topic);
+        // After a verdict there is nothing to release, and that is fine.
+        self.publisher.faults.lock().release(self.topic, self.partition);
     }
 }
 
@@ -147,8 +158,9 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Asks about topics that no record went to yet, so that one that does not exist or may not be written to is parked at
-    /// once: librdkafka would keep its records, and with them this call, for seconds.
+    /// Asks about topics of which the number of partitions is not known, or not any more: the fast lane chooses among them.
+    /// Besides, a topic that does not exist or may not be written to is parked at once: librdkafka would keep its records, and
+    /// with them this call, for seconds.
     async fn introduce_topics(&self) {
         let topics: BTreeSet<&str> = {
             let faults = self.publisher.faults.lock();
@@ -156,12 +168,22 @@ impl<'a> Call<'a> {
                 return;
             }
             let topics = self.batch.messages.iter().map(|message| message.destination.as_str());
-            topics.filter(|topic| !faults.is_familiar(topic) && !faults.is_parked(topic)).collect()
+            topics.filter(|topic| !faults.is_parked(topic, None)).collect()
         };
-        let topics = topics.into_iter().filter(|topic| record::is_legal_topic(topic));
-        let introductions = stream::iter(topics).for_each_concurrent(INTRODUCTIONS_IN_FLIGHT_MAX, |topic| async move {
-            // What it answers is remembered; who comes now finds the topic parked or free.
-            let _ = self.ask_about(topic).await;
+        let counts = &self.publisher.counts;
+        let topics: Vec<&str> = topics.into_iter().filter(|topic| record::is_legal_topic(topic)).collect();
+        let topics = counts.unknown_among(topics, Instant::now());
+        if topics.is_empty() {
+            return;
+        }
+        // The client that asks also mends what it believes about the topic itself.
+        let client = self.publisher.fast.current();
+        let introductions = stream::iter(topics).for_each_concurrent(INTRODUCTIONS_IN_FLIGHT_MAX, |topic| {
+            let client = &client;
+            async move {
+                // What it answers is remembered; who comes now finds the topic parked or free.
+                let _ = self.ask_about(topic, None, client).await;
+            }
         });
         tokio::select! {
             () = introductions => {}
@@ -174,44 +196,74 @@ impl<'a> Call<'a> {
         (self.schedule.hand_over_until.saturating_duration_since(Instant::now()) / 4).min(ASK_MAX)
     }
 
-    /// Asks the cluster about a topic; a fault of the topic parks it and is returned.
-    async fn ask_about(&self, topic: &str) -> Option<Setback> {
+    /// Asks the cluster about a topic; a fault of the topic or of this partition parks it and is returned. Other partitions that
+    /// are without a leader are parked, too.
+    pub(super) async fn ask_about(
+        &self,
+        topic: &str,
+        partition: Option<i32>,
+        client: &Arc<Generation>,
+    ) -> Option<Setback> {
         let asked_at = Instant::now();
-        let answer = self.publisher.careful.current().ask_about(topic, self.ask_bound()).await;
+        let answer = client.ask_about(topic, self.ask_bound()).await;
         let Ok(found) = answer else {
             // No answer says nothing about the topic: its record will tell.
             return None;
         };
         self.publisher.faults.lock().answered();
-        let code = found?;
+        let code = match found {
+            Found::There { partitions, leaderless } => {
+                self.publisher.counts.learn(topic, partitions, Instant::now());
+                let mut fault = None;
+                for found in leaderless.into_iter().map(Some) {
+                    if found == partition || !self.publisher.faults.lock().is_parked(topic, found) {
+                        let error =
+                            self.topic_fault("kafka.leader_not_available", Code::LeaderNotAvailable, topic, found);
+                        let parked = self.park(topic, found, asked_at, &error);
+                        fault = if found == partition { Some(parked) } else { fault };
+                    }
+                }
+                return fault;
+            }
+            Found::Fault(code) => code,
+        };
         let Class::Topic(word) = codes::classify(code) else { return None };
-        let about = self.about(Side::Broker, topic, 0);
-        let error = codes::fault_text(word, code, &about);
-        Some(self.park(topic, asked_at, &error))
+        let error = self.topic_fault(word, code, topic, None);
+        Some(self.park(topic, None, asked_at, &error))
     }
 
-    /// Publishes the rows of a lane one after the other, up to the first that does not get through.
-    async fn publish_lane(&self, lane: &[usize]) -> Vec<(Uuid, Outcome)> {
-        let mut outcomes = Vec::with_capacity(lane.len());
+    /// The text of a fault of a topic's or a partition's.
+    fn topic_fault(&self, word: &str, code: Code, topic: &str, partition: Option<i32>) -> String {
+        let text = codes::fault_text(word, code, &self.about(Side::Broker, topic, 0));
+        match partition {
+            Some(partition) => text.replacen(&format!("topic {topic}"), &format!("topic {topic} [{partition}]"), 1),
+            None => text,
+        }
+    }
+
+    /// The partition of a row's record, as far as it is known before librdkafka chooses.
+    fn partition_of(&self, message: &Message) -> Option<i32> {
+        let partitions = self.publisher.counts.of(&message.destination)?;
+        match &message.message_key {
+            Some(key) => Some(partition::of_key(key, partitions)),
+            None => (partitions == 1).then_some(0),
+        }
+    }
+
+    /// Publishes these rows of a lane one after the other, up to the first that does not get through.
+    pub(super) async fn publish_rows(&self, rows: &[usize]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(rows.len());
         let mut pivot: Option<Uuid> = None;
-        for &index in lane {
+        for &index in rows {
             let message = &self.batch.messages[index];
             let outcome = match pivot {
-                Some(pivot) => setback(
-                    Persisted::No,
-                    Blame::Lane,
-                    &format!("kafka.held_back: client: behind {pivot} of its lane"),
-                    Duration::ZERO,
-                ),
+                Some(pivot) => held_back(pivot),
                 None => self.publish_row(message).await,
             };
-            match &outcome {
-                Outcome::Acked { .. } | Outcome::Rejected(_) => {}
-                Outcome::Failed { .. } | Outcome::Unknown(_) | Outcome::NotSent(_) => {
-                    pivot.get_or_insert(message.outbox_id);
-                }
+            if !is_through(&outcome) {
+                pivot.get_or_insert(message.outbox_id);
             }
-            outcomes.push((message.outbox_id, outcome));
+            outcomes.push(outcome);
         }
         outcomes
     }
@@ -225,14 +277,18 @@ impl<'a> Call<'a> {
             Ok(record) => record,
             Err(rejection) => return Outcome::Rejected(rejection),
         };
-        let admission = self.publisher.faults.lock().admit(record.topic, Instant::now());
+        let partition = self.partition_of(message);
+        let admission = self.publisher.faults.lock().admit(record.topic, partition, Instant::now());
         let _probe = match admission {
             Admission::Free => None,
-            Admission::Held { pause, reason } => return setback(Persisted::No, Blame::Topic, &reason, pause),
+            Admission::Held { pause, reason } => {
+                let fault = Setback { blame: Blame::Topic, error: reason, pause };
+                return self.topic_setback(Persisted::No, record.topic, partition, fault);
+            }
             Admission::Probe => {
-                let probe = Probe { publisher: self.publisher, topic: record.topic };
-                if let Some(fault) = self.ask_about(record.topic).await {
-                    return Outcome::NotSent(fault);
+                let probe = Probe { publisher: self.publisher, topic: record.topic, partition };
+                if let Some(fault) = self.ask_about(record.topic, partition, &self.publisher.careful.current()).await {
+                    return self.topic_setback(Persisted::No, record.topic, partition, fault);
                 }
                 Some(probe)
             }
@@ -257,8 +313,6 @@ impl<'a> Call<'a> {
 
     /// Hands the record over, waits while the queue is full, and waits for its report.
     async fn hand_over(&self, message: &Message, record: &Record<'_>) -> Result<Handed, Barred> {
-        // The claim's database time: a wrong clock of this host hurts nobody.
-        let millis = message.updated_at.unix_micros().map(|micros| micros.div_euclid(1000));
         loop {
             let generation = self.publisher.careful.current();
             // The fence against waking up after the lease: nothing comes between this look at the clock and handing over.
@@ -266,8 +320,9 @@ impl<'a> Call<'a> {
                 return Err(barred);
             }
             let at = Instant::now();
-            let refused = match generation.hand_over(record, millis) {
-                Ok(report) => {
+            let (reporter, report) = oneshot::channel();
+            let refused = match generation.hand_over(record, None, millis(message), Reporter::One(reporter)) {
+                Ok(()) => {
                     let report = self.wait_for(report).await;
                     return Ok(Handed { at, side: Side::Broker, generation, report });
                 }
@@ -299,7 +354,7 @@ impl<'a> Call<'a> {
     }
 
     /// Whether nothing may be handed over now, and why.
-    fn barred(&self) -> Option<Barred> {
+    pub(super) fn barred(&self) -> Option<Barred> {
         let now = Instant::now();
         if self.is_stopping() {
             Some(Barred::Stopping)
@@ -338,7 +393,7 @@ impl<'a> Call<'a> {
             (None, _) | (Some(_), Persisted::Yes) => {
                 handed.generation.acked();
                 self.note_acked(message.outbox_id, record.topic, partition, handed.at);
-                return Tried::Outcome(Outcome::Acked { partition, offset });
+                return Tried::Outcome(Outcome::Acked { partition, offset, maybe_twice: false });
             }
         };
         let about = self.about(handed.side, record.topic, record.octets());
@@ -346,16 +401,26 @@ impl<'a> Call<'a> {
             Class::Record(word) => {
                 let mut about = about;
                 if handed.side == Side::Broker {
-                    self.note_refused(message.outbox_id, record.topic);
+                    self.note_refused(message.outbox_id, record.topic, partition);
                     if code == Code::MessageSizeTooLarge {
                         about.topic_bytes_max = self.topic_bytes_max(record.topic).await;
                     }
                 }
                 Outcome::Rejected(Rejection::new(word, codes::rejection_detail(code, &about)))
             }
+            Class::Topic(_) if code == Code::UnknownPartition && persisted == Persisted::No => {
+                // The client took the topic for one with more partitions. Asked about it, it looks again.
+                return match self.ask_about(record.topic, None, &handed.generation).await {
+                    Some(fault) => Tried::Outcome(self.topic_setback(persisted, record.topic, None, fault)),
+                    None => Tried::Again,
+                };
+            }
             Class::Topic(word) => {
-                let fault = self.park(record.topic, handed.at, &codes::fault_text(word, code, &about));
-                with(persisted, fault)
+                let partition = chosen(partition).or_else(|| self.partition_of(message));
+                let partition = partition.filter(|_| codes::is_of_partition(code));
+                let error = self.topic_fault(word, code, record.topic, partition);
+                let fault = self.park(record.topic, partition, handed.at, &error);
+                self.topic_setback(persisted, record.topic, partition, fault)
             }
             Class::Cluster(word) => {
                 let error = codes::fault_text(word, code, &about);
@@ -420,19 +485,40 @@ impl<'a> Call<'a> {
             let error = text("while its partition answered later records, for the third time: the row is suspect");
             return setback(persisted, Blame::Row, &error, Duration::ZERO);
         };
-        if silence == Silence::Partition {
+        // A partition that is known fails alone; of the others nothing is known.
+        let partition = chosen(partition).or_else(|| self.partition_of(message));
+        let is_mute = |partition| self.publisher.faults.lock().is_mute(topic, partition, handed.at, now);
+        if silence == Silence::Partition && !partition.is_some_and(is_mute) {
             return setback(persisted, Blame::Topic, &text("while the topic answered others"), pause);
         }
         let error = text("while the cluster answered; look at the topic's leaders and in-sync replicas");
-        with(persisted, self.park(topic, handed.at, &error))
+        let fault = self.park(topic, partition, handed.at, &error);
+        self.topic_setback(persisted, topic, partition, fault)
+    }
+
+    /// The outcome of a row whose topic or partition is at fault: it spends no attempt, unless that has lasted for too long.
+    fn topic_setback(&self, persisted: Persisted, topic: &str, partition: Option<i32>, fault: Setback) -> Outcome {
+        let since = self.publisher.faults.lock().parked_since(topic, partition);
+        let is_over = |after: Duration| since.is_some_and(|since| since.elapsed() >= after);
+        if !self.publisher.topic_fault_dead_after.is_some_and(is_over) {
+            return with(persisted, fault);
+        }
+        let error = bounded(&format!("{}; this has lasted for [kafka] topic_fault_dead_after", fault.error));
+        match persisted {
+            Persisted::No => Outcome::Failed { error },
+            Persisted::Possibly | Persisted::Yes => Outcome::Unknown(Setback { blame: Blame::Row, error, ..fault }),
+        }
     }
 
     /// The client died under this record: another one takes over, and the record goes again if it surely was not written.
     async fn replace_client(&self, code: Code, record: &Record<'_>, handed: &Handed) -> Tried {
         let persisted = handed.report.persisted;
         let (cause, reason) = handed.generation.fatal().unwrap_or_else(|| (code, code.to_string()));
-        let is_replaced =
-            self.publisher.careful.rebuild(&handed.generation, &reason, self.schedule.hand_over_until).await;
+        let is_replaced = self
+            .publisher
+            .careful
+            .rebuild(&handed.generation, &reason, Duration::ZERO, self.schedule.hand_over_until)
+            .await;
         if let Class::Cluster(word) = codes::classify(cause) {
             let error = codes::fault_text(word, cause, &self.about(Side::Broker, record.topic, record.octets()));
             self.note_cluster_failed(&error);
@@ -449,7 +535,7 @@ impl<'a> Call<'a> {
     /// Returns when what is still on its way has to be purged: at the schedule's time, or some while after a stop.
     async fn time_is_up(&self) {
         let scheduled = async {
-            let Schedule { hand_over_until, resolve_at, part } = self.schedule;
+            let Schedule { hand_over_until, resolve_at, part, .. } = self.schedule;
             sleep_until(hand_over_until.into()).await;
             // Records are late. Unless the cluster acknowledges others, the question whose fault that is will come up, and a
             // new connection takes its time: asked now, the answer is there when it is needed.
@@ -478,6 +564,10 @@ impl<'a> Call<'a> {
     async fn resolve(&self) {
         let part = self.schedule.part;
         self.resolving.cancel();
+        if self.in_flight.load(Ordering::Relaxed) == 0 {
+            // The fast lane lets go of its own, and its rows end as not handed over here.
+            return std::future::pending().await;
+        }
         let client = &self.publisher.careful;
         let generation = client.current();
         // Records that were never sent first: most that wait for a partition without a leader are among them, and letting go
@@ -490,7 +580,7 @@ impl<'a> Call<'a> {
         }
         // What is left was sent and not answered. The client that sent it is replaced: who knows what its connection holds.
         let until = Instant::now() + part / 8;
-        if !client.rebuild(&generation, "records in flight got no answer in time", until).await {
+        if !client.rebuild(&generation, "records in flight got no answer in time", Duration::ZERO, until).await {
             generation.purge(true).await;
         }
         sleep(part / 4).await;
@@ -538,15 +628,19 @@ impl<'a> Call<'a> {
         About { side, topic, octets, message_bytes_max: self.publisher.message_bytes_max, topic_bytes_max: None }
     }
 
-    /// Parks a topic and returns what that means for the row that found out.
-    fn park(&self, topic: &str, handed_over: Instant, error: &str) -> Setback {
+    /// Parks a topic, or a partition of it, and returns what that means for the row that found out.
+    fn park(&self, topic: &str, partition: Option<i32>, handed_over: Instant, error: &str) -> Setback {
         let error = bounded(error);
-        let parking =
-            self.publisher.faults.lock().topic_failed(topic, handed_over, &error, Instant::now(), rand::random());
+        if partition.is_none() {
+            // It may come back as another one, with other partitions.
+            self.publisher.counts.forget(topic);
+        }
+        let now = Instant::now();
+        let parking = self.publisher.faults.lock().failed(topic, partition, handed_over, &error, now, rand::random());
         if parking.is_new {
-            tracing::warn!(topic, "a topic is parked: {error}");
+            tracing::warn!(topic, partition, "a topic or partition is parked: {error}");
         } else {
-            tracing::debug!(topic, "the topic stays parked: {error}");
+            tracing::debug!(topic, partition, "the topic or partition stays parked: {error}");
         }
         Setback { blame: Blame::Topic, error, pause: parking.pause }
     }
@@ -555,10 +649,11 @@ impl<'a> Call<'a> {
         if self.publisher.faults.lock().acked(id, topic, partition, handed_over, Instant::now()) {
             tracing::info!(topic, "the topic takes records again");
         }
+        self.publisher.guards().answered(topic, partition);
     }
 
-    fn note_refused(&self, id: Uuid, topic: &str) {
-        if self.publisher.faults.lock().refused(id, topic) {
+    fn note_refused(&self, id: Uuid, topic: &str, partition: i32) {
+        if self.publisher.faults.lock().refused(id, topic, chosen(partition)) {
             tracing::info!(topic, "the topic answers again");
         }
     }
@@ -570,6 +665,30 @@ impl<'a> Call<'a> {
     }
 }
 
+/// The partition of a report, when one was chosen.
+fn chosen(partition: i32) -> Option<i32> {
+    (partition >= 0).then_some(partition)
+}
+
+/// The claim's database time: a wrong clock of this host hurts nobody.
+pub(super) fn millis(message: &Message) -> Option<i64> {
+    message.updated_at.unix_micros().map(|micros| micros.div_euclid(1000))
+}
+
+/// Whether later rows of the lane may follow.
+pub(super) fn is_through(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Acked { .. } | Outcome::Rejected(_) => true,
+        Outcome::Failed { .. } | Outcome::Unknown(_) | Outcome::NotSent(_) => false,
+    }
+}
+
+/// The outcome of a row behind one that did not get through.
+pub(super) fn held_back(pivot: Uuid) -> Outcome {
+    let error = format!("kafka.held_back: client: behind {pivot} of its lane");
+    setback(Persisted::No, Blame::Lane, &error, Duration::ZERO)
+}
+
 /// A setback as the outcome it is: of a record that may have been written, or of one that surely was not.
 fn with(persisted: Persisted, setback: Setback) -> Outcome {
     match persisted {
@@ -578,7 +697,7 @@ fn with(persisted: Persisted, setback: Setback) -> Outcome {
     }
 }
 
-fn setback(persisted: Persisted, blame: Blame, error: &str, pause: Duration) -> Outcome {
+pub(super) fn setback(persisted: Persisted, blame: Blame, error: &str, pause: Duration) -> Outcome {
     with(persisted, Setback { blame, error: bounded(error), pause })
 }
 

@@ -1,9 +1,10 @@
-//! librdkafka behind a seam: building a client, handing one record over, its exact report, purging, building anew.
+//! librdkafka behind a seam: building a client, handing a record over, its exact report, purging, building anew.
 //!
 //! Nothing here ever judges a code, decides what a row becomes, or blocks the caller: what blocks in librdkafka (purge, flush,
 //! metadata, drop) runs on threads for that. `rd_kafka_message_produce_errstr` is never called: its text may dangle.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -12,10 +13,11 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{DeliveryResult, Header, Message as _, OwnedHeaders};
+use rdkafka::metadata::MetadataPartition;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use serde::Deserialize;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 
 use super::codes::{self, Class};
@@ -30,15 +32,39 @@ const REBUILD_PAUSE: Duration = Duration::from_millis(500);
 const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long a purge may take before its caller goes on without it: it waits for threads that may be looking up a name.
 const PURGE_MAX: Duration = Duration::from_secs(1);
+/// How long after its last acknowledgement a partition counts as warm. Brokers forget a producer after a day
+/// (`producer.id.expiration.ms`), and one that is told to do so sooner hardly does within minutes.
+const WARM_FOR: Duration = Duration::from_secs(300);
+/// Topics whose warm partitions are remembered; beyond, all are forgotten, and lanes go head first once more.
+const WARM_TOPICS_MAX: usize = 10_000;
+/// Pause between two looks at what a client that was replaced still waits for.
+const RETIREMENT_LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The memory of faults, shared with librdkafka's callbacks.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SharedFaults(Arc<Mutex<Faults>>);
+pub(super) struct SharedFaults {
+    faults: Arc<Mutex<Faults>>,
+    /// How many brokers each client is connected to, by its purpose.
+    up: Arc<[AtomicUsize; 2]>,
+}
 
 impl SharedFaults {
     /// Held for a few map look-ups, never across an await.
     pub(super) fn lock(&self) -> MutexGuard<'_, Faults> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client says how many brokers it is connected to. One that is idle may have let its connections go, so a broker is up
+    /// when either client says so.
+    fn brokers_up(&self, purpose: Purpose, up: usize) {
+        let slot = match purpose {
+            Purpose::Fast => 0,
+            Purpose::Careful => 1,
+            Purpose::Question => return,
+        };
+        self.up[slot].store(up, Ordering::Relaxed);
+        let up = self.up.iter().map(|up| up.load(Ordering::Relaxed)).sum();
+        self.lock().brokers_up(up, Instant::now());
     }
 }
 
@@ -78,6 +104,8 @@ impl From<KafkaError> for ClientError {
 /// What a client is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
+    /// Many records on their way at once; the first that fails stops all of them.
+    Fast,
     /// One record per batch, so that a code is the record's own.
     Careful,
     /// One question, then gone.
@@ -107,6 +135,11 @@ impl Blueprint {
         // As Java clients do, so that a key lands where other producers of the topic put it.
         config.set("partitioner", "murmur2_random");
         match purpose {
+            Purpose::Fast => {
+                config.set("enable.idempotence", "true");
+                // A batch that fails is fatal for the client: nothing that was handed over after it goes out.
+                config.set("enable.gapless.guarantee", "true");
+            }
             Purpose::Careful => {
                 config.set("enable.idempotence", "true");
                 // Off: a refused record would be fatal for the client, and here every lane waits for its own record anyway.
@@ -162,9 +195,18 @@ pub(super) enum Persisted {
     Yes,
 }
 
+/// Where the report of a record goes. There is exactly one, unless handing over says that nothing was taken.
+pub(super) enum Reporter {
+    /// To whoever waits for this record alone.
+    One(oneshot::Sender<Report>),
+    /// To a call that has many on their way, with the row's index.
+    Row(usize, mpsc::UnboundedSender<(usize, Report)>),
+}
+
 /// Receives librdkafka's events on its poll thread.
 pub(super) struct Context {
     faults: SharedFaults,
+    purpose: Purpose,
     /// Off once another client took over: what this one says of connections no longer counts.
     is_current: Arc<AtomicBool>,
 }
@@ -173,7 +215,7 @@ pub(super) struct Context {
 #[derive(Deserialize)]
 struct Statistics {
     #[serde(default)]
-    brokers: std::collections::HashMap<String, BrokerStatistics>,
+    brokers: HashMap<String, BrokerStatistics>,
 }
 
 #[derive(Deserialize)]
@@ -195,7 +237,7 @@ impl ClientContext for Context {
             statistics.brokers.values().filter(|broker| matches!(broker.source.as_str(), "learned" | "configured"));
         let up = real.filter(is_up).count();
         if self.is_current.load(Ordering::Relaxed) {
-            self.faults.lock().brokers_up(up, Instant::now());
+            self.faults.brokers_up(self.purpose, up);
         }
     }
 
@@ -207,20 +249,18 @@ impl ClientContext for Context {
             return;
         }
         if let Class::Cluster(word) = codes::classify(code) {
-            let mut faults = self.faults.lock();
             if code == Code::AllBrokersDown {
-                faults.brokers_up(0, Instant::now());
+                self.faults.brokers_up(self.purpose, 0);
             } else {
-                faults.connection_failed(bounded(&format!("{word}: {reason}")));
+                self.faults.lock().connection_failed(bounded(&format!("{word}: {reason}")));
             }
         }
     }
 }
 
 impl ProducerContext for Context {
-    type DeliveryOpaque = Box<oneshot::Sender<Report>>;
+    type DeliveryOpaque = Box<Reporter>;
 
-    #[allow(unsafe_code)]
     fn delivery(&self, result: &DeliveryResult<'_>, reporter: Self::DeliveryOpaque) {
         let (code, message) = match result {
             Ok(message) => (None, message),
@@ -236,8 +276,20 @@ impl ProducerContext for Context {
         };
         let report = Report { code, persisted, partition: message.partition(), offset: message.offset() };
         // Nobody may be waiting any more: the call was dropped.
-        let _ = reporter.send(report);
+        match *reporter {
+            Reporter::One(reporter) => drop(reporter.send(report)),
+            Reporter::Row(row, reporter) => drop(reporter.send((row, report))),
+        }
     }
+}
+
+/// What the cluster says of a topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Found {
+    /// It is there, with so many partitions, some of them perhaps without a leader.
+    There { partitions: i32, leaderless: Vec<i32> },
+    /// It takes nothing, or not from us.
+    Fault(Code),
 }
 
 /// One librdkafka client, from its building to its replacement.
@@ -246,6 +298,10 @@ pub(super) struct Generation {
     is_current: Arc<AtomicBool>,
     /// Whether it was acknowledged anything: a client that works may be replaced at once when it breaks.
     has_acked: AtomicBool,
+    /// Whether it takes nothing any more. Held for reading while a record is handed over, so that none comes in behind a purge.
+    is_closed: RwLock<bool>,
+    /// By topic and partition, when it was acknowledged a record there last.
+    warm: Mutex<HashMap<String, HashMap<i32, Instant>>>,
     /// `None` only while it is dropped.
     producer: Option<ThreadedProducer<Context>>,
 }
@@ -253,23 +309,30 @@ pub(super) struct Generation {
 impl Generation {
     fn build(blueprint: &Blueprint, purpose: Purpose, faults: SharedFaults, number: u64) -> Result<Self, ClientError> {
         let is_current = Arc::new(AtomicBool::new(true));
-        let context = Context { faults, is_current: Arc::clone(&is_current) };
+        let context = Context { faults, purpose, is_current: Arc::clone(&is_current) };
         let producer = blueprint.config(purpose)?.create_with_context(context)?;
-        Ok(Self { number, is_current, has_acked: AtomicBool::new(false), producer: Some(producer) })
+        let (has_acked, is_closed, warm) = (AtomicBool::new(false), RwLock::default(), Mutex::default());
+        Ok(Self { number, is_current, has_acked, is_closed, warm, producer: Some(producer) })
+    }
+
+    /// Which of its purpose's clients it is.
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     fn producer(&self) -> &ThreadedProducer<Context> {
         self.producer.as_ref().expect("the producer is there until the generation is dropped")
     }
 
-    /// Hands a record over; the report comes through the receiver, exactly one, unless the code says that nothing was taken.
-    /// Milliseconds are since 1970.
+    /// Hands a record over, to a partition or to the one that librdkafka chooses. Milliseconds are since 1970. A client that was
+    /// retired refuses it as one that has failed does.
     pub(super) fn hand_over(
         &self,
         record: &Record<'_>,
+        partition: Option<i32>,
         millis: Option<i64>,
-    ) -> Result<oneshot::Receiver<Report>, Code> {
-        let (reporter, report) = oneshot::channel();
+        reporter: Reporter,
+    ) -> Result<(), Code> {
         let mut headers = OwnedHeaders::new_with_capacity(record.headers.len());
         for (key, value) in &record.headers {
             headers = headers.insert(Header { key, value: Some(value.as_ref()) });
@@ -277,16 +340,59 @@ impl Generation {
         let mut native = BaseRecord::with_opaque_to(record.topic, Box::new(reporter)).headers(headers);
         native.payload = Some(record.payload.as_ref());
         native.key = record.key;
+        native.partition = partition;
         native.timestamp = millis;
-        match self.producer().send::<str, [u8]>(native) {
-            Ok(()) => Ok(report),
-            Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(Code::InvalidArgument)),
+        let is_closed = self.is_closed.read().unwrap_or_else(PoisonError::into_inner);
+        if *is_closed {
+            return Err(Code::Fatal);
         }
+        let sent = self.producer().send::<str, [u8]>(native);
+        sent.map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(Code::InvalidArgument))
     }
 
     /// Notes that it works.
     pub(super) fn acked(&self) {
         self.has_acked.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes an acknowledgement by a partition.
+    pub(super) fn acked_by(&self, topic: &str, partition: i32, now: Instant) {
+        self.acked();
+        let mut warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
+        match warm.get_mut(topic) {
+            Some(partitions) => drop(partitions.insert(partition, now)),
+            None => {
+                if warm.len() >= WARM_TOPICS_MAX {
+                    warm.clear();
+                }
+                warm.insert(topic.to_owned(), HashMap::from([(partition, now)]));
+            }
+        }
+    }
+
+    /// Whether a partition knows this client: it acknowledged a record of it lately, so it refuses one that comes out of turn.
+    pub(super) fn is_warm(&self, topic: &str, partition: i32, now: Instant) -> bool {
+        let warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
+        let acked = warm.get(topic).and_then(|partitions| partitions.get(&partition));
+        acked.is_some_and(|acked| now.saturating_duration_since(*acked) < WARM_FOR)
+    }
+
+    /// How many records have no report yet.
+    pub(super) fn in_flight(&self) -> usize {
+        usize::try_from(self.producer().in_flight_count()).unwrap_or_default()
+    }
+
+    /// Takes nothing more, and brings every record its report: when it is answered, or when the time for that is over.
+    ///
+    /// All that is left goes in one purge. To let go of what was not sent yet first, and wait for the rest, would be wrong: a
+    /// client that has not failed sends again what its broker refuses, also when an earlier batch that was to go again before it
+    /// has been purged meanwhile.
+    pub(super) async fn retire(self: &Arc<Self>, answers_until: Instant) {
+        *self.is_closed.write().unwrap_or_else(PoisonError::into_inner) = true;
+        while self.in_flight() > 0 && Instant::now() < answers_until {
+            tokio::time::sleep(RETIREMENT_LOOK_INTERVAL).await;
+        }
+        self.purge(true).await;
     }
 
     /// Why it is of no more use, when it is: the first fatal error.
@@ -312,8 +418,8 @@ impl Generation {
     }
 
     /// Asks for a topic's metadata, which also mends what this client believes about it: librdkafka asks by itself only every
-    /// few minutes once it took a topic for non-existing. `None`: the topic is there.
-    pub(super) async fn ask_about(self: &Arc<Self>, topic: &str, bound: Duration) -> Result<Option<Code>, Code> {
+    /// few minutes once it took a topic for non-existing.
+    pub(super) async fn ask_about(self: &Arc<Self>, topic: &str, bound: Duration) -> Result<Found, Code> {
         let generation = Arc::clone(self);
         let topic = topic.to_owned();
         let ask = spawn_blocking(move || {
@@ -321,11 +427,14 @@ impl Generation {
             let metadata = metadata.map_err(|error| error.rdkafka_error_code().unwrap_or(Code::Unknown))?;
             let found = metadata.topics().iter().find(|found| found.name() == topic);
             match found {
-                None => Ok(Some(Code::UnknownTopicOrPartition)),
-                Some(found) => match found.error() {
-                    Some(error) => Ok(Some(Code::from(error))),
-                    None if found.partitions().is_empty() => Ok(Some(Code::LeaderNotAvailable)),
-                    None => Ok(None),
+                None => Ok(Found::Fault(Code::UnknownTopicOrPartition)),
+                Some(found) => match (found.error(), i32::try_from(found.partitions().len())) {
+                    (Some(error), _) => Ok(Found::Fault(Code::from(error))),
+                    (None, Ok(partitions)) if partitions > 0 => {
+                        let leaderless = found.partitions().iter().filter(|partition| partition.leader() < 0);
+                        Ok(Found::There { partitions, leaderless: leaderless.map(MetadataPartition::id).collect() })
+                    }
+                    (None, _) => Ok(Found::Fault(Code::LeaderNotAvailable)),
                 },
             }
         });
@@ -393,14 +502,27 @@ impl Client {
         self.rebuilds.load(Ordering::Relaxed)
     }
 
-    /// Replaces a client and purges it, so that every record it holds gets its report. The first of several callers who saw
-    /// the same client does it. Returns whether another client is there by `until`; building may have to wait its turn.
-    pub(super) async fn rebuild(&self, seen: &Arc<Generation>, why: &str, until: Instant) -> bool {
-        let rebuild = self.rebuild_in_turn(seen, why, until);
+    /// Replaces a client and retires it, so that every record it holds gets its report: those that were sent have so long for an
+    /// answer. The first of several callers who saw the same client does it. Returns whether another client is there by
+    /// `until`; building may have to wait its turn.
+    pub(super) async fn rebuild(
+        &self,
+        seen: &Arc<Generation>,
+        why: &str,
+        answers_within: Duration,
+        until: Instant,
+    ) -> bool {
+        let rebuild = self.rebuild_in_turn(seen, why, answers_within, until);
         tokio::time::timeout_at(until.into(), rebuild).await.unwrap_or(false)
     }
 
-    async fn rebuild_in_turn(&self, seen: &Arc<Generation>, why: &str, until: Instant) -> bool {
+    async fn rebuild_in_turn(
+        &self,
+        seen: &Arc<Generation>,
+        why: &str,
+        answers_within: Duration,
+        until: Instant,
+    ) -> bool {
         let mut rebuilding = loop {
             let rebuilding = self.rebuilding.lock().await;
             if self.current().number != seen.number {
@@ -431,7 +553,12 @@ impl Client {
                 self.rebuilds.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(generation = number, "the Kafka client was built anew: {why}");
                 drop(rebuilding);
-                seen.purge(true).await;
+                // A task of its own: records of other calls wait for their reports, also when this call is over.
+                let (retired, answers_until) = (Arc::clone(seen), Instant::now() + answers_within);
+                let retirement = tokio::spawn(async move { retired.retire(answers_until).await });
+                if answers_within.is_zero() {
+                    let _ = retirement.await;
+                }
                 return true;
             }
             Ok(Err(error)) => error.to_string(),

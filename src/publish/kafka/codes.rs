@@ -95,6 +95,25 @@ pub fn classify(code: Code) -> Class {
     }
 }
 
+/// Whether a fault of a topic's is its partition's alone.
+#[must_use]
+pub fn is_of_partition(code: Code) -> bool {
+    matches!(
+        code,
+        Code::NotEnoughReplicas
+            | Code::NotEnoughReplicasAfterAppend
+            | Code::ISRInsufficient
+            | Code::LeaderNotAvailable
+            | Code::NotLeaderForPartition
+            | Code::ReplicaNotAvailable
+            | Code::FencedLeaderEpoch
+            | Code::UnknownLeaderEpoch
+            | Code::EligibleLeadersNotAvailable
+            | Code::KafkaStorageError
+            | Code::LogDirNotFound
+    )
+}
+
 /// `PolicyViolation` → `kafka.policy_violation`.
 fn code_word(code: Code) -> String {
     let mut word = String::from("kafka.");

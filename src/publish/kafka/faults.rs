@@ -3,7 +3,7 @@
 //! Nothing here ever talks to Kafka, reads a clock or draws a number: time and draws are arguments, so that each rule can be
 //! tested. Everything remembered is bounded, and forgetting costs a wait or an attempt, never an event.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
@@ -36,18 +36,27 @@ const REST: Backoff = Backoff {
 /// What is remembered of the cluster, its topics and a few rows.
 #[derive(Debug, Default)]
 pub struct Faults {
-    parked: HashMap<String, Parked>,
+    parked: HashMap<String, Spots>,
     acks: HashMap<String, TopicAcks>,
     suspects: HashMap<Uuid, Suspect>,
     last_ack: Option<Instant>,
     cluster: Cluster,
 }
 
-/// A topic that is left alone for a while.
+/// What is parked of a topic: all of it, or some of its partitions.
+#[derive(Debug, Default)]
+struct Spots {
+    whole: Option<Parked>,
+    partitions: BTreeMap<i32, Parked>,
+}
+
+/// A topic or a partition that is left alone for a while.
 #[derive(Debug)]
 struct Parked {
     failures: u32,
     reason: String,
+    /// When its first failure in a row was noticed.
+    begun: Instant,
     /// When its last failure was noticed.
     since: Instant,
     probe_at: Instant,
@@ -59,8 +68,16 @@ struct Parked {
 struct TopicAcks {
     /// When it did so last.
     last: Instant,
-    /// By partition, the latest hand-over of a record that was acknowledged.
-    partitions: HashMap<i32, Instant>,
+    partitions: HashMap<i32, PartitionAcks>,
+}
+
+/// What a partition acknowledged.
+#[derive(Debug)]
+struct PartitionAcks {
+    /// When it did so last.
+    last: Instant,
+    /// The latest hand-over of a record that was acknowledged.
+    reached: Instant,
 }
 
 /// A row that timed out.
@@ -87,24 +104,24 @@ struct Cluster {
     problem: Option<String>,
 }
 
-/// Whether a record of a topic may be handed over.
+/// Whether a record for a topic and partition may be handed over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Admission {
     /// Nothing stands against it.
     Free,
-    /// The topic is parked and due: this record is its one probe, which must end in an acknowledgement, a verdict, another
-    /// failure or [`Faults::release`].
+    /// The topic, or the partition, is parked and due: this record is its one probe, which must end in an acknowledgement, a
+    /// verdict, another failure or [`Faults::release`].
     Probe,
     /// Not now.
     Held {
         /// How long to leave the row alone.
         pause: Duration,
-        /// Why the topic is parked.
+        /// Why it is parked.
         reason: String,
     },
 }
 
-/// A topic was parked.
+/// A topic or a partition was parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parking {
     /// How long its rows rest.
@@ -127,12 +144,12 @@ pub enum Silence {
 }
 
 impl Faults {
-    /// Whether a record of this topic may be handed over now.
-    pub fn admit(&mut self, topic: &str, now: Instant) -> Admission {
-        let Some(parked) = self.parked.get_mut(topic) else { return Admission::Free };
+    /// Whether a record for this topic and partition, if it has one before librdkafka chooses, may be handed over now.
+    pub fn admit(&mut self, topic: &str, partition: Option<i32>, now: Instant) -> Admission {
+        let Some(parked) = self.find_parked(topic, partition) else { return Admission::Free };
         if parked.probing {
-            // The probe may take a whole deadline. Come back well before the topic's next turn, so that its other rows do
-            // not wait long once the probe got through.
+            // The probe may take a whole deadline. Come back well before the next turn, so that other rows do not wait long
+            // once the probe got through.
             let rest = parked.probe_at.saturating_duration_since(parked.since) / 4;
             let pause = rest.clamp(Duration::from_secs(1), Duration::from_secs(15));
             return Admission::Held { pause, reason: parked.reason.clone() };
@@ -145,14 +162,31 @@ impl Faults {
         Admission::Held { pause, reason: parked.reason.clone() }
     }
 
-    /// The probe of this topic ended without saying anything about it: the next record may try at once.
-    pub fn release(&mut self, topic: &str) {
-        if let Some(parked) = self.parked.get_mut(topic) {
+    /// The probe that this record was ended without saying anything: the next record may try at once.
+    pub fn release(&mut self, topic: &str, partition: Option<i32>) {
+        if let Some(parked) = self.find_parked(topic, partition) {
             parked.probing = false;
         }
     }
 
-    /// A record handed over at that instant was acknowledged; returns whether that freed its topic.
+    /// What keeps a record for this topic and partition: the whole topic's fault before the partition's.
+    fn find_parked(&mut self, topic: &str, partition: Option<i32>) -> Option<&mut Parked> {
+        let Spots { whole, partitions } = self.parked.get_mut(topic)?;
+        whole.as_mut().or_else(|| partitions.get_mut(&partition?))
+    }
+
+    /// The topic works, and so does this partition; returns whether one of them was parked.
+    fn free(&mut self, topic: &str, partition: Option<i32>) -> bool {
+        let Some(spots) = self.parked.get_mut(topic) else { return false };
+        let was_parked = spots.whole.take().is_some();
+        let was_parked = partition.is_some_and(|it| spots.partitions.remove(&it).is_some()) || was_parked;
+        if spots.partitions.is_empty() {
+            self.parked.remove(topic);
+        }
+        was_parked
+    }
+
+    /// A record handed over at that instant was acknowledged; returns whether that freed its topic or partition.
     pub fn acked(&mut self, id: Uuid, topic: &str, partition: i32, handed_over: Instant, now: Instant) -> bool {
         self.last_ack = Some(now);
         self.cluster.answered();
@@ -160,35 +194,46 @@ impl Faults {
         match self.acks.get_mut(topic) {
             Some(acks) => {
                 acks.last = now;
-                let latest = acks.partitions.entry(partition).or_insert(handed_over);
-                *latest = handed_over.max(*latest);
+                let of_partition =
+                    acks.partitions.entry(partition).or_insert(PartitionAcks { last: now, reached: handed_over });
+                of_partition.last = now;
+                of_partition.reached = handed_over.max(of_partition.reached);
             }
             None => {
                 make_room(&mut self.acks, TOPICS_MAX, |acks| acks.last);
-                let partitions = HashMap::from([(partition, handed_over)]);
+                let partitions = HashMap::from([(partition, PartitionAcks { last: now, reached: handed_over })]);
                 self.acks.insert(topic.to_owned(), TopicAcks { last: now, partitions });
             }
         }
-        self.parked.remove(topic).is_some()
+        self.free(topic, Some(partition))
     }
 
-    /// A broker refused a record for what is in it, so its topic works; returns whether that freed the topic.
-    pub fn refused(&mut self, id: Uuid, topic: &str) -> bool {
+    /// A broker refused a record for what is in it, so its topic and partition work; returns whether that freed one of them.
+    pub fn refused(&mut self, id: Uuid, topic: &str, partition: Option<i32>) -> bool {
         self.cluster.answered();
         self.suspects.remove(&id);
-        self.parked.remove(topic).is_some()
+        self.free(topic, partition)
     }
 
-    /// The topic failed for a record handed over at that instant: it rests, longer each time in a row.
-    pub fn topic_failed(
+    /// The topic, or a partition of it, failed for a record handed over at that instant: it rests, longer each time in a row.
+    pub fn failed(
         &mut self,
         topic: &str,
+        partition: Option<i32>,
         handed_over: Instant,
         reason: &str,
         now: Instant,
         draw: f64,
     ) -> Parking {
-        if let Some(parked) = self.parked.get_mut(topic) {
+        if !self.parked.contains_key(topic) {
+            make_room(&mut self.parked, PARKED_MAX, |spots| spots.probe_at().unwrap_or(now));
+        }
+        let spots = self.parked.entry(topic.to_owned()).or_default();
+        let spot = match partition {
+            None => spots.whole.as_mut(),
+            Some(partition) => spots.partitions.get_mut(&partition),
+        };
+        if let Some(parked) = spot {
             // Records that were on their way together fail together: that is one failure.
             if handed_over >= parked.since {
                 parked.failures = parked.failures.saturating_add(1);
@@ -199,19 +244,28 @@ impl Faults {
             }
             return Parking { pause: parked.probe_at.saturating_duration_since(now), is_new: false };
         }
-        make_room(&mut self.parked, PARKED_MAX, |parked| parked.probe_at);
         let pause = REST.delay(1, draw);
-        let parked =
-            Parked { failures: 1, reason: reason.to_owned(), since: now, probe_at: now + pause, probing: false };
-        self.parked.insert(topic.to_owned(), parked);
+        let reason = reason.to_owned();
+        let parked = Parked { failures: 1, reason, begun: now, since: now, probe_at: now + pause, probing: false };
+        match partition {
+            None => spots.whole = Some(parked),
+            Some(partition) => drop(spots.partitions.insert(partition, parked)),
+        }
         Parking { pause, is_new: true }
+    }
+
+    /// Whether a partition gave no acknowledgement lately while a record handed over at that instant waited for one.
+    #[must_use]
+    pub fn is_mute(&self, topic: &str, partition: i32, handed_over: Instant, now: Instant) -> bool {
+        let acks = self.acks.get(topic).and_then(|acks| acks.partitions.get(&partition));
+        acks.is_none_or(|acks| acks.last < middle(handed_over, now))
     }
 
     /// Whose fault it is that a record handed over at that instant got no verdict in time.
     #[must_use]
     pub fn silent(&self, topic: &str, handed_over: Instant, now: Instant) -> Silence {
         // What was acknowledged early in the wait says little about its end: an outage may have begun in between.
-        let fresh = handed_over + now.saturating_duration_since(handed_over) / 2;
+        let fresh = middle(handed_over, now);
         let is_fresh = |at: Option<Instant>| at.is_some_and(|at| at >= fresh);
         match () {
             () if self.no_broker_is_up() => Silence::Cluster,
@@ -235,7 +289,7 @@ impl Faults {
         now: Instant,
         draw: f64,
     ) -> Option<Duration> {
-        let reached = self.acks.get(topic).and_then(|acks| acks.partitions.get(&partition)).copied();
+        let reached = self.acks.get(topic).and_then(|acks| acks.partitions.get(&partition)).map(|acks| acks.reached);
         if !self.suspects.contains_key(&id) {
             make_room(&mut self.suspects, SUSPECTS_MAX, |suspect| suspect.last);
         }
@@ -317,23 +371,37 @@ impl Faults {
         self.acks.contains_key(topic)
     }
 
-    /// Whether the topic is parked.
+    /// Whether records for this topic and partition are kept.
     #[must_use]
-    pub fn is_parked(&self, topic: &str) -> bool {
-        self.parked.contains_key(topic)
+    pub fn is_parked(&self, topic: &str, partition: Option<i32>) -> bool {
+        self.parked_since(topic, partition).is_some()
     }
 
-    /// The parked topics, by name.
+    /// Since when records for this topic and partition are kept.
+    #[must_use]
+    pub fn parked_since(&self, topic: &str, partition: Option<i32>) -> Option<Instant> {
+        let spots = self.parked.get(topic)?;
+        let parked = spots.whole.as_ref().or_else(|| spots.partitions.get(&partition?))?;
+        Some(parked.begun)
+    }
+
+    /// The parked topics, by name; one of which only partitions are parked shows with the first of those.
     #[must_use]
     pub fn parked(&self) -> Vec<ParkedTopic> {
-        let parked = self.parked.iter().map(|(topic, parked)| ParkedTopic {
-            topic: topic.clone(),
-            reason: parked.reason.clone(),
-            probe_at: parked.probe_at,
-        });
-        let mut parked: Vec<_> = parked.collect();
+        let of = |(topic, spots): (&String, &Spots)| {
+            let shown = spots.whole.as_ref().or_else(|| spots.partitions.values().next())?;
+            Some(ParkedTopic { topic: topic.clone(), reason: shown.reason.clone(), probe_at: spots.probe_at()? })
+        };
+        let mut parked: Vec<_> = self.parked.iter().filter_map(of).collect();
         parked.sort_by(|one, other| one.topic.cmp(&other.topic));
         parked
+    }
+}
+
+impl Spots {
+    /// When the first of them is probed.
+    fn probe_at(&self) -> Option<Instant> {
+        self.whole.iter().chain(self.partitions.values()).map(|parked| parked.probe_at).min()
     }
 }
 
@@ -343,8 +411,13 @@ impl Cluster {
     }
 }
 
+/// Half-way through a wait.
+fn middle(from: Instant, to: Instant) -> Instant {
+    from + to.saturating_duration_since(from) / 2
+}
+
 /// Forgets the entry with the earliest instant when the map is full.
-fn make_room<K: Hash + Eq + Clone, V>(map: &mut HashMap<K, V>, max: usize, instant: impl Fn(&V) -> Instant) {
+pub(super) fn make_room<K: Hash + Eq + Clone, V>(map: &mut HashMap<K, V>, max: usize, instant: impl Fn(&V) -> Instant) {
     if map.len() < max {
         return;
     }

@@ -1,15 +1,21 @@
 //! The Kafka publisher: claimed rows to records, and what librdkafka reports of each to outcomes.
 //!
-//! Every row goes through the careful lane ([`careful`]): one record per batch and one in flight per lane, so that every code
-//! and every silence is the record's own. Nothing here ever hands a record over after the call's deadline, lets a later
+//! Rows go through the fast lane ([`fast`]), many on their way at once; what fails there, and what is likely to, goes through the
+//! careful lane ([`careful`]): one record per batch and one in flight per lane, so that every code and every silence is the
+//! record's own. Nothing here ever hands a record over after the call's deadline, lets a later
 //! record of a lane out after an earlier one that did not get through, or blocks a thread of the runtime.
 
 mod careful;
 mod client;
 pub mod codes;
+mod counts;
+mod fast;
 pub mod faults;
+pub mod guards;
 mod limits;
+pub mod pipeline;
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
@@ -18,7 +24,9 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub use client::ClientError;
-use client::{Blueprint, Client, Purpose, SharedFaults};
+use client::{Blueprint, Client, Generation, Purpose, SharedFaults};
+use counts::Counts;
+use guards::Guards;
 use limits::TopicLimits;
 
 use super::{Batch, BrokerHealth, PublishError, Publisher};
@@ -30,17 +38,21 @@ const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// Publishes to one Kafka cluster.
 pub struct KafkaPublisher {
+    fast: Client,
     careful: Client,
     faults: SharedFaults,
+    counts: Counts,
+    guards: Mutex<Guards>,
     limits: TopicLimits,
     message_bytes_max: usize,
+    topic_fault_dead_after: Option<Duration>,
     /// How long a record in flight may still wait for its verdict once we stop.
     stop_wait: Duration,
     closed: CancellationToken,
 }
 
 impl KafkaPublisher {
-    /// Builds the client; it connects by itself, and a cluster that is away is no error.
+    /// Builds the clients; they connect by themselves, and a cluster that is away is no error.
     ///
     /// # Errors
     /// librdkafka does not take the properties, or a file that holds one cannot be read.
@@ -48,13 +60,22 @@ impl KafkaPublisher {
         let faults = SharedFaults::default();
         let blueprint = Blueprint::new(kafka, relay);
         Ok(Self {
+            fast: Client::new(blueprint.clone(), Purpose::Fast, faults.clone())?,
             careful: Client::new(blueprint, Purpose::Careful, faults.clone())?,
             faults,
+            counts: Counts::default(),
+            guards: Mutex::default(),
             limits: TopicLimits::default(),
             message_bytes_max: kafka.message_bytes_max,
+            topic_fault_dead_after: kafka.topic_fault_dead_after,
             stop_wait: relay.shutdown_grace.saturating_sub(relay.settle_timeout),
             closed: CancellationToken::new(),
         })
+    }
+
+    /// Held for a few map look-ups, never across an await.
+    fn guards(&self) -> MutexGuard<'_, Guards> {
+        self.guards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -64,7 +85,7 @@ impl Publisher for KafkaPublisher {
     }
 
     fn health(&self) -> BrokerHealth {
-        let rebuilds = self.careful.rebuilds();
+        let rebuilds = self.fast.rebuilds() + self.careful.rebuilds();
         let faults = self.faults.lock();
         BrokerHealth { problem: faults.problem(Instant::now()), parked: faults.parked(), rebuilds }
     }
@@ -81,9 +102,11 @@ impl Publisher for KafkaPublisher {
     fn close(&self, deadline: Instant) -> BoxFuture<'_, ()> {
         let close = async move {
             self.closed.cancel();
-            let generation = self.careful.current();
-            generation.flush(deadline.saturating_duration_since(Instant::now())).await;
-            generation.purge(true).await;
+            let close = async |generation: Arc<Generation>| {
+                generation.flush(deadline.saturating_duration_since(Instant::now())).await;
+                generation.purge(true).await;
+            };
+            tokio::join!(close(self.fast.current()), close(self.careful.current()));
         };
         close.boxed()
     }

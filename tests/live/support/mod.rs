@@ -12,6 +12,7 @@ pub mod feed;
 pub mod mock;
 pub mod oracle;
 pub mod outbox;
+pub mod passes;
 pub mod random;
 pub mod services;
 pub mod session;
