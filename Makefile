@@ -3,6 +3,8 @@
 CARGO ?= cargo
 # Cargo.lock is what is tested.
 CARGO_FLAGS ?= --locked
+# More arguments of the demo and the bench: make demo ARGS=--keep
+ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help deps services check test demo bench mutants clean
@@ -25,10 +27,10 @@ test: services ## Run every test, on a PostgreSQL and a Kafka started for them
 	$(CARGO) test $(CARGO_FLAGS)
 
 demo: services ## Show the main job on servers of its own
-	$(CARGO) run $(CARGO_FLAGS) --release -- demo
+	$(CARGO) run $(CARGO_FLAGS) --release -- demo $(ARGS)
 
 bench: services ## Print the figures: buffers per claim, rows per second, latency
-	$(CARGO) run $(CARGO_FLAGS) --release -- bench
+	$(CARGO) run $(CARGO_FLAGS) --release -- bench $(ARGS)
 
 mutants: services ## Break what users rely on, one patch at a time; each must turn a named test red
 	tests/mutants/run

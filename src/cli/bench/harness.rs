@@ -262,7 +262,7 @@ pub(super) struct StatementCost {
 }
 
 /// Words that only one of the relay's statements has; neither the comments at their heads nor constants are kept.
-const STATEMENT_WORDS: [(&str, &str); 10] = [
+const STATEMENT_WORDS: [(&str, &str); 12] = [
     ("with ordinality as k(key, rows_max, ord)", "claim_keys"),
     ("octet_length(o.payload_bytes)) over", "claim_rows"),
     ("not (run.attempted or exists", "claim_stream"),
@@ -272,7 +272,10 @@ const STATEMENT_WORDS: [(&str, &str); 10] = [
     ("where o.outbox_id = any($1::uuid[]) and (o.status ||", "peek_rows"),
     ("(s.created_at, s.outbox_id)", "poll"),
     ("backend_type not in", "late_floor"),
-    ("(o.created_at, o.outbox_id) > ($2, $3)", "discover"),
+    ("group by w.status", "backlog"),
+    ("waiting_seconds", "heads"),
+    // PostgreSQL 18 folds the parameters of a row into one.
+    ("(o.created_at, o.outbox_id) > (", "discover"),
 ];
 
 impl Drained {

@@ -110,8 +110,8 @@ pub(super) async fn tell(plan: &Plan, show: &Show, clean_up: &CleanUp) -> Result
     judgement.problems.extend(action.problems.iter().cloned());
 
     let stage = if plan.keep {
-        let Scene { servers, files, .. } = scene;
-        Some((files, servers, daemon))
+        let Scene { servers, files, prefix, .. } = scene;
+        Some((files, servers, daemon, prefix))
     } else {
         if let Err(problem) = daemon.stop().await {
             judgement.problems.push(problem);
@@ -123,8 +123,8 @@ pub(super) async fn tell(plan: &Plan, show: &Show, clean_up: &CleanUp) -> Result
         say(&in_json(&judgement, &action, began.elapsed()).to_string());
     }
     let held = judgement.problems.is_empty();
-    let stage = stage.map(|(files, servers, daemon)| {
-        say_what_stays_up(show, &files, &servers);
+    let stage = stage.map(|(files, servers, daemon, prefix)| {
+        say_what_stays_up(show, &files, &servers, &prefix);
         Stage { daemon, _servers: servers, _files: files }
     });
     Ok(Told { held, stage })
@@ -565,7 +565,7 @@ fn in_json(judgement: &Judgement, action: &Action, elapsed: Duration) -> serde_j
     })
 }
 
-fn say_what_stays_up(show: &Show, files: &Files, servers: &Servers) {
+fn say_what_stays_up(show: &Show, files: &Files, servers: &Servers, prefix: &str) {
     let address = files.address();
     let config = shell_word(&files.config);
     let program =
@@ -580,5 +580,11 @@ fn say_what_stays_up(show: &Show, files: &Files, servers: &Servers) {
     }
     show.lines(&format!("   Kafka is at {}", servers.brokers));
     show.lines(&format!("   {program} status --config {config}"));
+    if prefix.is_empty() {
+        show.lines(
+            r#"   echo '{"source":"clicks","destination":"clicks","event_type":"clicked","payload":{"by":"me"}}' |"#,
+        );
+        show.lines(&format!("     {program} enqueue --config {config}"));
+    }
     show.lines(&format!("   log: {}", files.log.display()));
 }
