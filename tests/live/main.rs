@@ -1,5 +1,6 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
+mod bench;
 mod claim;
 mod crash;
 mod db;

@@ -123,7 +123,7 @@ impl Harness {
         if self.kafka.is_none() {
             doing("Kafka starts");
             let installation = self.installation.clone();
-            let options = KafkaOptions { heap_megabytes_max: 1024, ..KafkaOptions::default() };
+            let options = KafkaOptions { heap_megabytes_max: 1024, short_lived: false, ..KafkaOptions::default() };
             let kafka = spawn_blocking(move || Kafka::start(&installation, options));
             self.kafka = Some(kafka.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?);
         }
@@ -262,7 +262,7 @@ pub(super) struct StatementCost {
 }
 
 /// Words that only one of the relay's statements has; neither the comments at their heads nor constants are kept.
-const STATEMENT_WORDS: [(&str, &str); 12] = [
+const STATEMENT_WORDS: [(&str, &str); 13] = [
     ("with ordinality as k(key, rows_max, ord)", "claim_keys"),
     ("octet_length(o.payload_bytes)) over", "claim_rows"),
     ("not (run.attempted or exists", "claim_stream"),
@@ -273,6 +273,7 @@ const STATEMENT_WORDS: [(&str, &str); 12] = [
     ("(s.created_at, s.outbox_id)", "poll"),
     ("backend_type not in", "late_floor"),
     ("group by w.status", "backlog"),
+    ("as stale", "stale"),
     ("waiting_seconds", "heads"),
     // PostgreSQL 18 folds the parameters of a row into one.
     ("(o.created_at, o.outbox_id) > (", "discover"),

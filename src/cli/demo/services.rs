@@ -882,11 +882,14 @@ pub struct KafkaOptions<'a> {
     pub listeners: &'a [(&'a str, &'a str)],
     /// Each broker's heap.
     pub heap_megabytes_max: u32,
+    /// Whether the brokers live for minutes at most: they start sooner and leave the processor to others, but never get as
+    /// fast as one that compiles thoroughly. Off for figures.
+    pub short_lived: bool,
 }
 
 impl Default for KafkaOptions<'_> {
     fn default() -> Self {
-        Self { brokers: 1, properties: &[], listeners: &[], heap_megabytes_max: 512 }
+        Self { brokers: 1, properties: &[], listeners: &[], heap_megabytes_max: 512, short_lived: true }
     }
 }
 
@@ -898,6 +901,7 @@ pub struct Kafka {
     directory: PathBuf,
     lib: PathBuf,
     heap_megabytes_max: u32,
+    short_lived: bool,
     brokers: Vec<Broker>,
 }
 
@@ -935,8 +939,8 @@ impl Kafka {
         for id in 1..=options.brokers {
             brokers.push(Broker::configure(&directory, id, controller.take(), &quorum, options)?);
         }
-        let heap_megabytes_max = options.heap_megabytes_max;
-        let kafka = Self { directory, lib: installation.lib(), heap_megabytes_max, brokers };
+        let KafkaOptions { heap_megabytes_max, short_lived, .. } = options;
+        let kafka = Self { directory, lib: installation.lib(), heap_megabytes_max, short_lived, brokers };
         let mut cluster = uuid::Uuid::new_v4().into_bytes();
         // Its text must not begin with '-', which the tool would take for an option.
         cluster[0] &= 0x7f;
@@ -954,7 +958,12 @@ impl Kafka {
             .filter(|java| java.is_file())
             .unwrap_or_else(|| PathBuf::from("java"));
         let mut command = tethered(java, RunAs::Ourselves)?;
-        command.arg(format!("-Xmx{}m", self.heap_megabytes_max)).arg("-XX:-UsePerfData").args(LOGGING).arg("-cp");
+        command.arg(format!("-Xmx{}m", self.heap_megabytes_max)).arg("-XX:-UsePerfData").args(LOGGING);
+        if self.short_lived {
+            // On two busy cores the thorough compiler takes seconds from everybody and has hardly begun when all is over.
+            command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]);
+        }
+        command.arg("-cp");
         command.arg(self.lib.join("*")).arg(main).current_dir(&broker.directory);
         Ok(command)
     }

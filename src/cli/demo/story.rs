@@ -513,8 +513,8 @@ fn report(show: &Show, judgement: &Judgement, action: &Action, evidence: &Eviden
     show.lines(&table(&heads, &rows, 2));
     show.lines("");
     show.say(
-        "rows/s counts from a source's first record to its last, while its producers wrote and without the time billing was \
-         halted. Order is the table's (created_at, outbox_id), compared with offsets on the topics.",
+        "rows/s counts from a source's first record to its last, while producers, PostgreSQL and a Kafka that has only just \
+         started share this machine, and without the time billing was halted. Order is the table's (created_at, outbox_id), compared with offsets on the topics.",
     );
     show.lines("");
     let committed: usize = judgement.sources.iter().map(|figures| figures.rows).sum();
