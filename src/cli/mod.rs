@@ -123,7 +123,7 @@ enum Command {
     ///
     /// Writes rows over four sources with the four policies, relays them with a real `keiro-relay run`, reads the topics back
     /// and compares. Exit 0 only when the check held. With --database-url or --brokers it uses those servers instead, under
-    /// names of its own that it removes at the end (the brokers without TLS or SASL). --config is not used: the demo writes
+    /// names of its own that it removes at the end (the brokers without TLS or SASL). --config is refused: the demo writes
     /// its own.
     #[command(
         after_help = "Examples:\n  keiro-relay demo\n  keiro-relay demo --rows 100000 --keep\n  keiro-relay demo --broker mock\n  \

@@ -57,7 +57,7 @@ impl Demo {
 
     #[track_caller]
     fn wait_says(&mut self, text: &str) -> String {
-        let said = wait_for(&format!("the demo to say {text:?}"), DEMO_MAX, || {
+        wait_for(&format!("the demo to say {text:?}"), DEMO_MAX, || {
             let said = self.read("stdout");
             if said.contains(text) {
                 return Some(said);
@@ -65,9 +65,7 @@ impl Demo {
             let ended = self.child.try_wait().expect("look at the demo");
             assert!(ended.is_none(), "the demo ended: {ended:?}\n{said}\n{}", self.read("stderr"));
             None
-        });
-        // Its output is written line by line: the rest of this one follows.
-        said
+        })
     }
 
     fn interrupt(&self) {
