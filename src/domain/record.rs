@@ -15,6 +15,9 @@ use serde_json::value::RawValue;
 use super::message::{Message, PgTime, Withheld};
 use super::outcome::Rejection;
 
+/// Header of the message id, which consumers dedupe on.
+pub const MESSAGE_ID_HEADER: &str = "keiro-message-id";
+
 /// Longest topic name Kafka accepts, in octets.
 pub const TOPIC_OCTETS_MAX: usize = 249;
 
@@ -61,7 +64,7 @@ pub fn build(message: &Message) -> Result<Record<'_>, Rejection> {
         return Err(too_large(&message.destination, withheld));
     }
     let mut headers = Headers(Vec::with_capacity(19));
-    headers.text("keiro-message-id", &message.message_id);
+    headers.text(MESSAGE_ID_HEADER, &message.message_id);
     headers.text("keiro-source", &message.source_name);
     headers.text("keiro-destination", &message.destination);
     headers.text("keiro-event-type", &message.event_type);

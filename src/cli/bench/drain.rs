@@ -1,16 +1,20 @@
-//! Rows per second through the whole relay, beside the same claims and settlements without Kafka.
+//! Rows per second through the whole relay, beside the same claims and settlements without Kafka, and beside a bare producer of
+//! the same records.
 //!
 //! Nothing here ever counts a run whose rows did not all arrive.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::harness::{Drained, Harness, NoKafka, StatementCost, defaults, doing, kafka_publisher};
+use super::bare;
+use super::harness::{Cpu, Drained, Harness, NoKafka, StatementCost, defaults, doing, kafka_publisher};
 use super::load::Load;
 use super::report::{Cell, Section};
+use crate::config::Config;
 use crate::domain::policy::Policy;
 use crate::store::Profile;
 
-/// One way to fill the table, measured with and without Kafka.
+/// One way to fill the table.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -22,14 +26,42 @@ struct Case {
     partitions: i32,
 }
 
-const CASES: [Case; 1] = [Case {
-    name: "10,000 keys",
-    policy: Policy::PerKeyHeadOfLine,
-    rows: 50_000,
-    sources: 1,
-    keys: 10_000,
-    partitions: 12,
-}];
+const CASES: [Case; 5] = [
+    Case {
+        name: "10,000 keys",
+        policy: Policy::PerKeyHeadOfLine,
+        rows: 100_000,
+        sources: 1,
+        keys: 10_000,
+        partitions: 12,
+    },
+    Case {
+        name: "8 sources, 10,000 keys",
+        policy: Policy::PerKeyHeadOfLine,
+        rows: 100_000,
+        sources: 8,
+        keys: 1_250,
+        partitions: 12,
+    },
+    Case { name: "one hot key", policy: Policy::PerKeyHeadOfLine, rows: 100_000, sources: 1, keys: 1, partitions: 12 },
+    Case {
+        name: "per_source, 1 partition",
+        policy: Policy::PerSourceStream,
+        rows: 100_000,
+        sources: 1,
+        keys: 10_000,
+        partitions: 1,
+    },
+    // Almost every record of the one lane goes to another partition than the one before, so it goes alone.
+    Case {
+        name: "per_source, 12 partitions",
+        policy: Policy::PerSourceStream,
+        rows: 20_000,
+        sources: 1,
+        keys: 10_000,
+        partitions: 12,
+    },
+];
 
 /// Payload of a row.
 const PAYLOAD_BYTES: usize = 1024;
@@ -47,8 +79,10 @@ pub(super) async fn measure(harness: &mut Harness) -> Result<Vec<Section>, Strin
     let mut section = Section {
         title: "Drain".to_owned(),
         notes: vec![
-            "Rows of 1 KB, all there before the relay starts; `drain` until nothing is due, with the default configuration. *Without \
-             Kafka* is the same relay over a publisher that acknowledges everything at once: looks, claims and settlements only. The \
+            "Rows of 1 KB, all there before the relay starts; `drain` until nothing is due, with the default configuration. *No Kafka* is \
+             the same relay over a publisher that acknowledges everything at once: looks, claims and settlements only. *Bare producer* \
+             hands the very same records, held in memory, to librdkafka with the client settings of the relay and waits for all \
+             acknowledgements: no table, no order but that of each partition. The \
              seconds of claim, publish and settle are added up over passes at the same time. A fresh table for each line, statistics \
              taken while it was empty, autovacuum as is. Processor seconds are the relay's own process (librdkafka's threads \
              included), and the two servers'."
@@ -62,6 +96,7 @@ pub(super) async fn measure(harness: &mut Harness) -> Result<Vec<Section>, Strin
             "seconds",
             "rows/s",
             "of no Kafka",
+            "of bare",
             "claim s",
             "publish s",
             "settle s",
@@ -87,19 +122,61 @@ pub(super) async fn measure(harness: &mut Harness) -> Result<Vec<Section>, Strin
     drain(harness, &warm_up, Profile::Lean, true).await?;
     for case in CASES {
         let case = Case { rows: harness.scaled(case.rows), ..case };
+        let mut bare: Option<Produced> = None;
         for profile in [Profile::Lean, Profile::Shared] {
-            let without = drain(harness, &case, profile, false).await?;
-            let with = drain(harness, &case, profile, true).await?;
+            let without = drain(harness, &case, profile, false).await?.drained;
+            let Run { drained: with, topic, config } = drain(harness, &case, profile, true).await?;
+            let bare = match &bare {
+                Some(bare) => bare,
+                None => bare.insert(produce(harness, &case, &config, &topic).await?),
+            };
             section.rows.push(line(&case, profile, "no Kafka", &without, None));
-            section.rows.push(line(&case, profile, "Kafka", &with, Some(&without)));
+            section.rows.push(line(&case, profile, "Kafka", &with, Some((&without, bare))));
             statements.rows.extend(statement_lines(&case, profile, "no Kafka", &without));
             statements.rows.extend(statement_lines(&case, profile, "Kafka", &with));
         }
+        section.rows.extend(bare.map(|bare| bare_line(&case, &bare)));
     }
     Ok(vec![section, statements])
 }
 
-async fn drain(harness: &mut Harness, case: &Case, profile: Profile, to_kafka: bool) -> Result<Drained, String> {
+/// The records of a topic once more, through a bare producer, to a topic like it.
+async fn produce(harness: &mut Harness, case: &Case, config: &Config, topic: &str) -> Result<Produced, String> {
+    doing(&format!("drain, {}, {} records through a bare producer", case.name, case.rows));
+    let brokers = harness.brokers().await?;
+    let records = bare::read(&brokers, topic, case.partitions, case.rows).await?;
+    let fresh = harness.topic(case.partitions).await?;
+    let produced = harness.measured(bare::produce(&config.kafka, &fresh, records)).await?;
+    let there = harness.records(&fresh, case.partitions).await?;
+    if there != case.rows as u64 {
+        return Err(format!("{there} records of {} are on the topic of the bare producer", case.rows));
+    }
+    Ok(Produced { records: case.rows, elapsed: produced.0, cpu: produced.1 })
+}
+
+/// What a bare producer did and cost.
+#[derive(Debug)]
+struct Produced {
+    records: usize,
+    elapsed: Duration,
+    cpu: Cpu,
+}
+
+impl Produced {
+    /// Records a second.
+    fn rate(&self) -> f64 {
+        self.records as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+/// A table that was drained.
+struct Run {
+    drained: Drained,
+    topic: String,
+    config: Arc<Config>,
+}
+
+async fn drain(harness: &mut Harness, case: &Case, profile: Profile, to_kafka: bool) -> Result<Run, String> {
     let to = if to_kafka { "Kafka" } else { "no Kafka" };
     doing(&format!("drain, {}, {profile}, {} rows to {to}", case.name, case.rows));
     let brokers = harness.brokers().await?;
@@ -128,7 +205,7 @@ async fn drain(harness: &mut Harness, case: &Case, profile: Profile, to_kafka: b
             return Err(format!("{records} records of {} rows are on the topic", case.rows));
         }
     }
-    Ok(drained)
+    Ok(Run { drained, topic, config: scratch.config })
 }
 
 /// The statements that took the most time.
@@ -151,7 +228,13 @@ fn statement_lines(case: &Case, profile: Profile, to: &str, drained: &Drained) -
     drained.statements.iter().take(STATEMENTS_SHOWN).map(cost).collect()
 }
 
-fn line(case: &Case, profile: Profile, to: &str, drained: &Drained, without: Option<&Drained>) -> Vec<Cell> {
+fn line(
+    case: &Case,
+    profile: Profile,
+    to: &str,
+    drained: &Drained,
+    beside: Option<(&Drained, &Produced)>,
+) -> Vec<Cell> {
     let mebibytes =
         drained.peak_memory_bytes.map_or(Cell::Nothing, |bytes| Cell::Number(bytes as f64 / 1_048_576.0, 0));
     vec![
@@ -161,7 +244,8 @@ fn line(case: &Case, profile: Profile, to: &str, drained: &Drained, without: Opt
         Cell::count(drained.report.sent),
         Cell::Number(drained.elapsed.as_secs_f64(), 2),
         Cell::Number(drained.rate(), 0),
-        without.map_or(Cell::Nothing, |without| Cell::ratio(drained.rate(), without.rate(), 2)),
+        beside.map_or(Cell::Nothing, |(without, _)| Cell::ratio(drained.rate(), without.rate(), 2)),
+        beside.map_or(Cell::Nothing, |(_, bare)| Cell::ratio(drained.rate(), bare.rate(), 2)),
         Cell::Number(drained.claim_seconds, 1),
         Cell::Number(drained.publish_seconds, 1),
         Cell::Number(drained.settle_seconds, 1),
@@ -169,5 +253,25 @@ fn line(case: &Case, profile: Profile, to: &str, drained: &Drained, without: Opt
         Cell::Number(drained.cpu.postgres, 1),
         Cell::Number(drained.cpu.kafka, 1),
         mebibytes,
+    ]
+}
+
+fn bare_line(case: &Case, bare: &Produced) -> Vec<Cell> {
+    vec![
+        Cell::text(case.name),
+        Cell::text("–"),
+        Cell::text("bare producer"),
+        Cell::Number(bare.records as f64, 0),
+        Cell::Number(bare.elapsed.as_secs_f64(), 2),
+        Cell::Number(bare.rate(), 0),
+        Cell::Nothing,
+        Cell::Nothing,
+        Cell::Nothing,
+        Cell::Nothing,
+        Cell::Nothing,
+        Cell::Number(bare.cpu.relay, 1),
+        Cell::Number(bare.cpu.postgres, 1),
+        Cell::Number(bare.cpu.kafka, 1),
+        Cell::Nothing,
     ]
 }

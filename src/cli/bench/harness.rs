@@ -172,17 +172,7 @@ impl Harness {
     /// # Errors
     /// It could not be built, or did not drain.
     pub(super) async fn drain(&self, scratch: &Scratch, publisher: Arc<dyn Publisher>) -> Result<Drained, String> {
-        let config = Arc::clone(&scratch.config);
-        let store = Store::new(&config, config.database.pool_size - 1).map_err(|error| error.to_string())?;
-        let maintenance = Store::new(&config, 1).map_err(|error| error.to_string())?;
-        let metrics = Metrics::new();
-        let identity = Identity {
-            instance: config.relay.instance.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            policy_hash: config.policy_hash(),
-        };
-        let board = Board::new(identity, Limits::of(&config), metrics.clone());
-        let relay = Relay::build(config, Arc::new(store), Arc::new(maintenance), publisher, board);
+        let (relay, metrics) = relay(scratch, publisher)?;
         scratch.batch("select pg_stat_statements_reset()").await?;
         forget_peak_memory();
         let before = self.cpu();
@@ -204,6 +194,16 @@ impl Harness {
         })
     }
 
+    /// Does something and returns what it cost in processor time, too.
+    ///
+    /// # Errors
+    /// What it says.
+    pub(super) async fn measured<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<(T, Cpu), String> {
+        let before = self.cpu();
+        let done = work.await?;
+        Ok((done, self.cpu().since(before)))
+    }
+
     fn cpu(&self) -> Cpu {
         Cpu {
             relay: process_cpu(std::process::id()),
@@ -211,6 +211,25 @@ impl Harness {
             kafka: self.kafka.iter().flat_map(Kafka::processes).map(process_cpu).sum(),
         }
     }
+}
+
+/// A relay of this process over a database.
+///
+/// # Errors
+/// It could not be built.
+pub(super) fn relay(scratch: &Scratch, publisher: Arc<dyn Publisher>) -> Result<(Relay, Metrics), String> {
+    let config = Arc::clone(&scratch.config);
+    let store = Store::new(&config, config.database.pool_size - 1).map_err(|error| error.to_string())?;
+    let maintenance = Store::new(&config, 1).map_err(|error| error.to_string())?;
+    let metrics = Metrics::new();
+    let identity = Identity {
+        instance: config.relay.instance.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        policy_hash: config.policy_hash(),
+    };
+    let board = Board::new(identity, Limits::of(&config), metrics.clone());
+    let relay = Relay::build(config, Arc::new(store), Arc::new(maintenance), publisher, board);
+    Ok((relay, metrics))
 }
 
 /// A publisher over our Kafka, as the relay has it.

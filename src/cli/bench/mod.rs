@@ -3,9 +3,11 @@
 //! Nothing here ever asserts a time: a figure is printed, with what was measured and how. A run fails only when the work itself
 //! was not done, such as rows that were not relayed.
 
+mod bare;
 mod buffers;
 mod drain;
 mod harness;
+mod latency;
 mod load;
 mod report;
 
@@ -40,15 +42,18 @@ enum Scenario {
     Buffers,
     /// Rows per second through the whole relay, beside the same claims and settlements without Kafka.
     Drain,
+    /// Time from the commit of a row to its record in a consumer, beside a bare produce and consume.
+    Latency,
 }
 
 impl Scenario {
-    const ALL: [Self; 2] = [Self::Buffers, Self::Drain];
+    const ALL: [Self; 3] = [Self::Buffers, Self::Drain, Self::Latency];
 
     fn name(self) -> &'static str {
         match self {
             Self::Buffers => "buffers",
             Self::Drain => "drain",
+            Self::Latency => "latency",
         }
     }
 
@@ -56,6 +61,7 @@ impl Scenario {
         match self {
             Self::Buffers => buffers::measure(harness).await,
             Self::Drain => drain::measure(harness).await,
+            Self::Latency => latency::measure(harness).await,
         }
     }
 }

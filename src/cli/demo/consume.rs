@@ -170,7 +170,7 @@ fn read(message: &BorrowedMessage<'_>) -> Result<Record, String> {
     let (topic, partition, offset) = (message.topic(), message.partition(), message.offset());
     let headers = message.headers();
     let message_id = headers
-        .and_then(|headers| headers.iter().find(|header| header.key == "keiro-message-id"))
+        .and_then(|headers| headers.iter().find(|header| header.key == crate::domain::record::MESSAGE_ID_HEADER))
         .and_then(|header| std::str::from_utf8(header.value?).ok())
         .ok_or_else(|| format!("topic {topic} [{partition}] has a record without keiro-message-id at {offset}"))?;
     Ok(Record {
