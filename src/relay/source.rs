@@ -28,7 +28,7 @@ const PAGE_ROWS: usize = 2_000;
 /// Lanes remembered per source.
 const LANES_MAX: usize = 100_000;
 /// Passes of one source at the same time: enough to claim while others publish.
-const PASSES_MAX: usize = 8;
+const PASSES_MAX: usize = 4;
 /// Pause after the database failed; doubles up to the maximum.
 const DATABASE_PAUSE_MIN: Duration = Duration::from_millis(100);
 const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -284,7 +284,7 @@ pub(super) struct StatementCost {
 const STATEMENT_WORDS: [(&str, &str); 13] = [
     ("with ordinality as k(key, rows_max, ord)", "claim_keys"),
     ("octet_length(o.payload_bytes)) over", "claim_rows"),
-    ("not (run.attempted or exists", "claim_stream"),
+    ("over w as head_attempted", "claim_stream"),
     ("published_at = statement_timestamp()", "settle_sent"),
     ("f(id, attempt, status, error, delay, returned)", "settle_unsent"),
     ("as k(key) cross join lateral", "peek_keys"),
