@@ -665,6 +665,7 @@ async fn listen_for_changes(ctx: &Context) {
                     Some(Heard::Changed(source)) if source.is_empty() => ctx.changed_all(),
                     Some(Heard::Changed(source)) => ctx.changed(&source),
                     Some(Heard::Resumed(source)) => ctx.resumed(&source),
+                    Some(Heard::Pauses) => {}
                     None => break,
                 },
                 () = tokio::time::sleep(DISCOVER_INTERVAL) => watch.tick(),

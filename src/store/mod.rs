@@ -12,6 +12,7 @@ mod maintenance;
 mod migrate;
 mod names;
 mod operator;
+mod pauses;
 mod pgtime;
 mod settle;
 mod statements;
@@ -32,6 +33,7 @@ pub use inspect::{
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
+pub use pauses::{PAUSES_MAX, PauseEnd, Paused, PausesError};
 pub use settle::Settled;
 
 use crate::config::Config;
@@ -118,6 +120,7 @@ impl Store {
         let (connection, listener) = self.db.dedicated().await?;
         connection.listen(WAKE_CHANNEL, self.bound).await?;
         connection.listen(RESUME_CHANNEL, self.bound).await?;
+        connection.listen(PAUSE_CHANNEL, self.bound).await?;
         Ok(Listening { _connection: connection, listener })
     }
 
@@ -157,6 +160,8 @@ impl Store {
 
 /// The channel of `keiro-relay resume`; the payload is the source.
 pub const RESUME_CHANNEL: &str = "keiro_relay_resume";
+/// The channel that says that something was paused or resumed; the payload says nothing.
+pub const PAUSE_CHANNEL: &str = "keiro_relay_pause";
 
 /// What a [`Listening`] connection heard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,9 +170,11 @@ pub enum Heard {
     Changed(String),
     /// An operator resumed this source.
     Resumed(String),
+    /// Something was paused, or is no more.
+    Pauses,
 }
 
-/// A connection that listens on [`WAKE_CHANNEL`] and [`RESUME_CHANNEL`].
+/// A connection that listens on [`WAKE_CHANNEL`], [`RESUME_CHANNEL`] and [`PAUSE_CHANNEL`].
 #[derive(Debug)]
 pub struct Listening {
     _connection: Dedicated,
@@ -178,7 +185,11 @@ impl Listening {
     /// The next thing said; `None` when the connection is gone. Cancel-safe.
     pub async fn next(&mut self) -> Option<Heard> {
         let Notification { channel, payload } = self.listener.next().await?;
-        Some(if channel == RESUME_CHANNEL { Heard::Resumed(payload) } else { Heard::Changed(payload) })
+        Some(match channel.as_str() {
+            RESUME_CHANNEL => Heard::Resumed(payload),
+            PAUSE_CHANNEL => Heard::Pauses,
+            _ => Heard::Changed(payload),
+        })
     }
 }
 
