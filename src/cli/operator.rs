@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_STATE, complain, say};
 use crate::config::Config;
+use crate::domain::pause::Pauses;
 use crate::domain::policy::Policy;
 use crate::relay::sample;
 use crate::store::{InspectError, Store};
@@ -45,7 +46,7 @@ pub(super) async fn status(config: &Config, json: bool) -> u8 {
     let read = async {
         let sources = store.sources(crate::relay::SOURCES_MAX).await?;
         let policy_of = |source: &str| config.rules(source).map(|rules| rules.policy);
-        let mut samples = sample(&store, &sources, policy_of).await?;
+        let mut samples = sample(&store, &sources, &Pauses::default(), policy_of).await?;
         for (sample, _) in &mut samples {
             sample.sent = store.count_sent(&sample.source, SENT_ROWS).await?;
         }

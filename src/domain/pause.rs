@@ -89,7 +89,7 @@ pub struct Pause {
 
 /// The rows of one source that are held back: those that go to one of the topics, and those with one of the keys.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct HeldRows {
+pub struct PausedRows {
     /// Paused topics, of every source.
     pub topics: Vec<String>,
     /// Keys of the source's paused lanes.
@@ -97,9 +97,9 @@ pub struct HeldRows {
 }
 
 /// Without the keys, which are content of rows.
-impl fmt::Debug for HeldRows {
+impl fmt::Debug for PausedRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldRows").field("topics", &self.topics).field("keys", &self.keys.len()).finish()
+        f.debug_struct("PausedRows").field("topics", &self.topics).field("keys", &self.keys.len()).finish()
     }
 }
 
@@ -109,9 +109,9 @@ pub struct Pauses {
     list: Vec<Pause>,
     sources: BTreeSet<String>,
     /// Of sources without a paused lane.
-    everywhere: Arc<HeldRows>,
+    everywhere: Arc<PausedRows>,
     /// Of sources with one.
-    by_source: BTreeMap<String, Arc<HeldRows>>,
+    by_source: BTreeMap<String, Arc<PausedRows>>,
 }
 
 impl Pauses {
@@ -134,9 +134,9 @@ impl Pauses {
         }
         let by_source = keys
             .into_iter()
-            .map(|(source, keys)| (source, Arc::new(HeldRows { topics: topics.clone(), keys })))
+            .map(|(source, keys)| (source, Arc::new(PausedRows { topics: topics.clone(), keys })))
             .collect();
-        Self { list, sources, everywhere: Arc::new(HeldRows { topics, keys: Vec::new() }), by_source }
+        Self { list, sources, everywhere: Arc::new(PausedRows { topics, keys: Vec::new() }), by_source }
     }
 
     /// Every pause, the oldest first.
@@ -153,7 +153,7 @@ impl Pauses {
 
     /// Which rows of a source are held back although the source itself is not.
     #[must_use]
-    pub fn rows_of(&self, source: &str) -> Arc<HeldRows> {
+    pub fn rows_of(&self, source: &str) -> Arc<PausedRows> {
         Arc::clone(self.by_source.get(source).unwrap_or(&self.everywhere))
     }
 

@@ -7,6 +7,8 @@ pub mod gate;
 pub mod health;
 mod maintenance;
 mod pass;
+pub mod pause_report;
+mod pauses;
 mod poll;
 mod preference;
 mod source;
@@ -30,10 +32,12 @@ use self::budget::Budget;
 use self::gate::Gate;
 use self::health::{Board, Halt};
 use self::maintenance::{Maintenance, MaintenanceSummary};
+use self::pauses::Paused;
 use self::poll::Poller;
 use self::preference::Preference;
 use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
+use crate::domain::pause::PausedRows;
 use crate::domain::policy::{Policy, SourceRules};
 use crate::publish::Publisher;
 use crate::store::{ErrorKind, Head, Heard, InspectError, Listening, Store, StoreError};
@@ -66,6 +70,8 @@ pub(crate) struct Context {
     /// Cancelled when the relay stops: no new claim, no new record.
     pub stop: CancellationToken,
     pub preference: Preference,
+    /// What operators paused.
+    pub paused: Paused,
     /// Notified when a source is served for the first time.
     sources_changed: Notify,
     wakers: Mutex<HashMap<Arc<str>, Arc<Wakers>>>,
@@ -295,6 +301,7 @@ impl Relay {
             metrics: board.metrics().clone(),
             stop: CancellationToken::new(),
             preference: Preference::new(),
+            paused: Paused::default(),
             sources_changed: Notify::new(),
             wakers: Mutex::new(HashMap::new()),
             database_away: AtomicBool::new(false),
@@ -332,6 +339,8 @@ impl Relay {
         loops.spawn(async move { named("maintenance", maintenance.run()).await });
         let broker = Arc::clone(&ctx);
         loops.spawn(async move { named("broker", watch_broker(broker)).await });
+        let follow = Arc::clone(&ctx);
+        loops.spawn(async move { named("pauses", until_stopped(&follow, pauses::follow(&follow))).await });
         if ctx.config.database.prepared_statements {
             let listen = Arc::clone(&ctx);
             loops.spawn(async move { named("listen", until_stopped(&listen, listen_for_changes(&listen))).await });
@@ -394,6 +403,8 @@ impl Relay {
         report.requeued = requeued;
         report.dead = dead;
         let mut served: BTreeMap<String, Done> = BTreeMap::new();
+        let follow = Arc::clone(&ctx);
+        tokio::spawn(async move { until_stopped(&follow, pauses::follow(&follow)).await });
         loop {
             let sources = match ctx.store.sources(SOURCES_MAX).await {
                 Ok(sources) => sources,
@@ -454,7 +465,12 @@ impl Relay {
 async fn left_behind(ctx: &Context, source: &str) -> Result<(u64, Option<Uuid>), StoreError> {
     let due = ctx.store.due(source).await?;
     let halting = if ctx.config.rules(source).is_some_and(|rules| rules.policy == Policy::StopTheLine) {
-        ctx.store.heads(source, 1).await?.into_iter().find(Head::halts).map(|head| head.outbox_id)
+        ctx.store
+            .heads(source, 1, &PausedRows::default())
+            .await?
+            .into_iter()
+            .find(Head::halts)
+            .map(|head| head.outbox_id)
     } else {
         None
     };
@@ -491,9 +507,16 @@ async fn prepare(ctx: &Context, patient: bool) -> Result<(), DrainError> {
                 for warning in shape.warnings(ctx.config.maintenance.retention.is_some()) {
                     warn!("{warning}");
                 }
-                ctx.board.database(Ok(()));
                 ctx.board.schema(Ok(shape.describe()));
-                return Ok(());
+                // Before the first claim: what was paused must not move because we start.
+                match pauses::read(ctx).await {
+                    Ok(()) => {
+                        ctx.board.database(Ok(()));
+                        return Ok(());
+                    }
+                    Err(error) if !patient => return Err(error.into()),
+                    Err(error) => ctx.store_failed(Stage::Maintenance, None, &error, None),
+                }
             }
             Err(problems @ InspectError::Problems(_)) => return Err(DrainError::Schema(problems.to_string())),
             Err(InspectError::Store(error)) if !patient => return Err(error.into()),
@@ -659,13 +682,14 @@ async fn listen_for_changes(ctx: &Context) {
         watch.succeeded();
         // Whatever was said before we listened.
         ctx.changed_all();
+        ctx.paused.changed();
         loop {
             tokio::select! {
                 said = listener.next() => match said {
                     Some(Heard::Changed(source)) if source.is_empty() => ctx.changed_all(),
                     Some(Heard::Changed(source)) => ctx.changed(&source),
                     Some(Heard::Resumed(source)) => ctx.resumed(&source),
-                    Some(Heard::Pauses) => {}
+                    Some(Heard::Pauses) => ctx.paused.changed(),
                     None => break,
                 },
                 () = tokio::time::sleep(DISCOVER_INTERVAL) => watch.tick(),

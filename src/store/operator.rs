@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::claim::to_bigint;
 use super::{Head, RESUME_CHANNEL, Store, StoreError};
+use crate::domain::pause::PausedRows;
 use crate::domain::policy::Policy;
 
 impl Store {
@@ -43,10 +44,12 @@ impl Store {
     pub async fn resume(&self, source: &str, policy: Policy, dry_run: bool) -> Result<Option<Uuid>, StoreError> {
         const ROWS: usize = 10_000;
         let halting = match policy {
-            Policy::StopTheLine => self.heads(source, 1).await?.into_iter().find(Head::halts),
-            Policy::PerKeyHeadOfLine | Policy::PerSourceStream | Policy::BestEffort => {
-                self.heads(source, ROWS).await?.into_iter().find(|head| head.held && head.status == "failed")
-            }
+            Policy::StopTheLine => self.heads(source, 1, &PausedRows::default()).await?.into_iter().find(Head::halts),
+            Policy::PerKeyHeadOfLine | Policy::PerSourceStream | Policy::BestEffort => self
+                .heads(source, ROWS, &PausedRows::default())
+                .await?
+                .into_iter()
+                .find(|head| head.held && head.status == "failed"),
         };
         let Some(head) = halting else { return Ok(None) };
         if dry_run {
