@@ -9,6 +9,7 @@ pub mod enqueue;
 pub mod health;
 pub mod migrate;
 mod operator;
+mod pause;
 mod run;
 
 use std::io::{self, Write};
@@ -105,20 +106,21 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Let a halted stop_the_line source go on: its halting row is due at once.
+    /// Hold back a source, a topic or a lane (the rows of a source with one key), on every relay and over restarts.
     ///
-    /// Exit 3 when the source is not halted.
-    #[command(after_help = "Example:\n  keiro-relay resume billing")]
-    Resume {
-        /// The source.
-        source: String,
-        /// One JSON object instead of text.
-        #[arg(long)]
-        json: bool,
-        /// Say what would be done and change nothing.
-        #[arg(long)]
-        dry_run: bool,
-    },
+    /// Its rows stay as they are, spend no attempt, and hold back the rows behind them in their lane. What is in flight is finished.
+    #[command(
+        after_help = "Examples:\n  keiro-relay pause billing --for 2h --reason 'ledger migration'\n  keiro-relay pause --topic invoices\n  \
+                      keiro-relay pause billing --key 42\n  keiro-relay pause --list"
+    )]
+    Pause(pause::PauseOptions),
+    /// Let a paused source, topic or lane go on, or a halted source: then its halting row is due at once.
+    ///
+    /// Exit 3 when it is neither paused nor halted.
+    #[command(
+        after_help = "Examples:\n  keiro-relay resume billing\n  keiro-relay resume --topic invoices\n  keiro-relay resume billing --key 42"
+    )]
+    Resume(pause::ResumeOptions),
     /// Show the main job end to end, on a PostgreSQL and a Kafka of its own, and check it.
     ///
     /// Writes rows over four sources with the four policies, relays them with a real `keiro-relay run`, reads the topics back
@@ -216,9 +218,8 @@ fn dispatch(cli: Cli) -> u8 {
         }
         Command::Enqueue => with_config(&global, |config| block_on(enqueue(&config))),
         Command::Status { json } => with_config(&global, |config| block_on(operator::status(&config, json))),
-        Command::Resume { source, json, dry_run } => {
-            with_config(&global, |config| block_on(operator::resume(&config, &source, json, dry_run)))
-        }
+        Command::Pause(options) => with_config(&global, |config| block_on(pause::pause(&config, &options))),
+        Command::Resume(options) => with_config(&global, |config| block_on(pause::resume(&config, &options))),
         Command::Demo(options) => {
             if global.config.is_some() {
                 complain("demo writes its own configuration: leave --config out");

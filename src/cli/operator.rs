@@ -1,27 +1,43 @@
-//! `status` and `resume`: what an operator asks and changes, straight from the table.
+//! How operators' commands open the table, and `status`.
 //!
 //! Nothing here ever changes a row whose state is not what the command expects.
 
 use serde_json::json;
 
-use super::{EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_STATE, complain, say};
+use super::{EXIT_CONFIG, EXIT_FAILED, EXIT_OK, complain, say};
 use crate::config::Config;
 use crate::domain::pause::Pauses;
 use crate::domain::policy::Policy;
 use crate::relay::sample;
-use crate::store::{InspectError, Store};
+use crate::store::{InspectError, Shape, Store};
 use crate::telemetry::SourceSample;
 
 /// Sent rows counted per source.
 const SENT_ROWS: usize = 1_000_000;
 
-/// Opens the table for a command, or says why not and with which exit code.
-async fn open(config: &Config) -> Result<Store, u8> {
-    let store = Store::new(config, 1).map_err(|error| {
+/// Opens the table for a command that changes rows, or says why not and with which exit code.
+pub(super) async fn open(config: &Config) -> Result<Store, u8> {
+    let store = connect(config)?;
+    let looked = store.inspect().await;
+    adopted(store, looked)
+}
+
+/// Opens the table for a command that only reads it.
+pub(super) async fn open_to_read(config: &Config) -> Result<Store, u8> {
+    let store = connect(config)?;
+    let looked = store.inspect_to_read().await;
+    adopted(store, looked)
+}
+
+fn connect(config: &Config) -> Result<Store, u8> {
+    Store::new(config, 1).map_err(|error| {
         complain(&error.to_string());
         EXIT_CONFIG
-    })?;
-    match store.inspect().await {
+    })
+}
+
+fn adopted(store: Store, looked: Result<Shape, InspectError>) -> Result<Store, u8> {
+    match looked {
         Ok(shape) => {
             store.adopt(&shape);
             Ok(store)
@@ -39,7 +55,7 @@ async fn open(config: &Config) -> Result<Store, u8> {
 
 /// Prints every source.
 pub(super) async fn status(config: &Config, json: bool) -> u8 {
-    let store = match open(config).await {
+    let store = match open_to_read(config).await {
         Ok(store) => store,
         Err(code) => return code,
     };
@@ -115,69 +131,4 @@ fn status_line(sample: &SourceSample) -> String {
         sample.rejected,
         if sample.capped { " (at least)" } else { "" }
     )
-}
-
-/// Makes the halting row of a `stop_the_line` source due at once.
-pub(super) async fn resume(config: &Config, source: &str, json: bool, dry_run: bool) -> u8 {
-    let store = match open(config).await {
-        Ok(store) => store,
-        Err(code) => return code,
-    };
-    // A source that is not served may hold a row of the time when it was.
-    let policy = config.rules(source).map_or(Policy::BestEffort, |rules| rules.policy);
-    match store.resume(source, policy, dry_run).await {
-        Ok(Some(outbox_id)) => {
-            if json {
-                say(&json!({ "source": source, "outbox_id": outbox_id, "resumed": !dry_run }).to_string());
-            } else if dry_run {
-                say(&format!("would resume {source}: its row {outbox_id} would be due at once"));
-            } else {
-                say(&format!("resumed {source}: its row {outbox_id} is due now"));
-            }
-            EXIT_OK
-        }
-        // Only a breaker holds such a source, and only the running relays know about it.
-        Ok(None) if policy != Policy::StopTheLine => tell_resumed(&store, source, json, dry_run).await,
-        Ok(None) => {
-            // A breaker may hold it all the same, and only the running relays know.
-            if !dry_run && let Err(error) = store.tell_resumed(source).await {
-                complain(&error.to_string());
-            }
-            if json {
-                say(&json!({ "source": source, "error": "not_halted" }).to_string());
-            }
-            complain(&format!("source {source:?} is not halted: nothing to resume"));
-            EXIT_STATE
-        }
-        Err(error) => {
-            complain(&error.to_string());
-            EXIT_FAILED
-        }
-    }
-}
-
-/// Tells the running relays to go on with a source that is not `stop_the_line`.
-async fn tell_resumed(store: &Store, source: &str, json: bool, dry_run: bool) -> u8 {
-    match store.sources(crate::relay::SOURCES_MAX).await {
-        Ok(sources) if !sources.iter().any(|name| name == source) => {
-            complain(&format!("there is no source {source:?} in the table"));
-            return EXIT_STATE;
-        }
-        Ok(_) => {}
-        Err(error) => {
-            complain(&error.to_string());
-            return EXIT_FAILED;
-        }
-    }
-    let told = if dry_run { Ok(()) } else { store.tell_resumed(source).await };
-    match told {
-        Ok(()) if json => say(&json!({ "source": source, "outbox_id": null, "resumed": !dry_run }).to_string()),
-        Ok(()) if dry_run => say(&format!("would tell the running relays to go on with {source}")),
-        Ok(()) => say(&format!("told the running relays to go on with {source}")),
-        Err(error) => {
-            complain(&error.to_string());
-            return EXIT_FAILED;
-        }
-    }
-    EXIT_OK
 }

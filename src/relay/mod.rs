@@ -267,6 +267,8 @@ pub struct DrainReport {
     pub halted_on: Vec<HaltedOn>,
     /// Rows that are due and were not sent, as far as the last look at each source says.
     pub due: u64,
+    /// Pauses in force at the end, whose rows stay.
+    pub paused: u64,
     /// Whether it gave up because a side is away.
     pub gave_up: bool,
     /// How long it took.
@@ -454,6 +456,7 @@ impl Relay {
                 }
             }
         }
+        report.paused = ctx.paused.now().list().len() as u64;
         ctx.stop.cancel();
         ctx.publisher.close(Instant::now() + ctx.config.relay.shutdown_grace).await;
         report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);

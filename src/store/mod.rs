@@ -29,6 +29,7 @@ pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
     COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
+    inspect_to_read,
 };
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
@@ -83,6 +84,14 @@ impl Store {
     /// Every problem of the table at once, or why it could not be read.
     pub async fn inspect(&self) -> Result<Shape, InspectError> {
         inspect(&self.db, &self.schema, &self.table).await
+    }
+
+    /// [`Store::inspect`] for a command that only reads: the right to update is not asked for.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn inspect_to_read(&self) -> Result<Shape, InspectError> {
+        inspect_to_read(&self.db, &self.schema, &self.table).await
     }
 
     /// Uses the statements of this shape from now on.

@@ -17,6 +17,9 @@ pub const PAUSES_MAX: usize = 1_000;
 /// And that are read at most, whoever made them.
 const PAUSES_READ_MAX: usize = 10_000;
 
+/// Waiting rows that are looked at for a topic.
+const TOPIC_ROWS: usize = 100_000;
+
 /// Why the pauses could not be read or changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -171,6 +174,27 @@ impl Store {
             tx.commit(self.bound).await?;
         }
         Ok(ended)
+    }
+
+    /// Whether there is a row that a pause would hold back; of a topic only as far as the first waiting rows show. So that a slip of
+    /// the pen is noticed.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn waits(&self, target: &PauseTarget) -> Result<bool, StoreError> {
+        let statements = self.statements()?;
+        let rows = match target {
+            PauseTarget::Source(name) => self.query(&statements.waiting_source, &[(name, Type::TEXT)]).await?,
+            PauseTarget::Topic(name) => {
+                let params: [Param<'_>; 2] = [(name, Type::TEXT), (&to_bigint(TOPIC_ROWS), Type::INT8)];
+                self.query(&statements.waiting_topic, &params).await?
+            }
+            PauseTarget::Lane { source_name, message_key } => {
+                let params: [Param<'_>; 2] = [(source_name, Type::TEXT), (message_key, Type::TEXT)];
+                self.query(&statements.waiting_lane, &params).await?
+            }
+        };
+        rows.first().map_or(Ok(false), |row| Ok(row.try_get("found")?))
     }
 
     async fn tell_pauses(&self, tx: &mut super::Tx) -> Result<(), StoreError> {

@@ -15,6 +15,7 @@ mod late;
 mod maintenance;
 mod migrate;
 mod outage;
+mod pause;
 mod pauses;
 mod plans;
 mod poison;
