@@ -11,6 +11,7 @@ pub mod migrate;
 mod operator;
 mod pause;
 mod run;
+mod status;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -99,13 +100,13 @@ enum Command {
                       \"event_type\":\"InvoiceSent\",\"payload\":{\"total\":7}}' | keiro-relay enqueue"
     )]
     Enqueue,
-    /// Show every source: policy, rows by status, ages, what it is halted on.
-    #[command(after_help = "Example:\n  keiro-relay status --json")]
-    Status {
-        /// One JSON object instead of a table.
-        #[arg(long)]
-        json: bool,
-    },
+    /// Show whether it keeps up, what is blocked and by what: every source, what is halted, parked and paused.
+    ///
+    /// Counts come from the table; parked topics and open breakers only a running relay knows, which is asked at http.listen.
+    #[command(
+        after_help = "Examples:\n  keiro-relay status\n  keiro-relay status --watch 5\n  keiro-relay status --json"
+    )]
+    Status(status::Options),
     /// Hold back a source, a topic or a lane (the rows of a source with one key), on every relay and over restarts.
     ///
     /// Its rows stay as they are, spend no attempt, and hold back the rows behind them in their lane. What is in flight is finished.
@@ -217,7 +218,7 @@ fn dispatch(cli: Cli) -> u8 {
             with_config(&global, |config| block_on(migrate(&config, migrate::Options { profile, dry_run })))
         }
         Command::Enqueue => with_config(&global, |config| block_on(enqueue(&config))),
-        Command::Status { json } => with_config(&global, |config| block_on(operator::status(&config, json))),
+        Command::Status(options) => with_config(&global, |config| block_on(status::status(&config, &options))),
         Command::Pause(options) => with_config(&global, |config| block_on(pause::pause(&config, &options))),
         Command::Resume(options) => with_config(&global, |config| block_on(pause::resume(&config, &options))),
         Command::Demo(options) => {

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::operator::{open, open_to_read};
+use super::operator::{open, open_beside};
 use super::{EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_USAGE, complain, say};
 use crate::config::{Config, duration_of};
 use crate::domain::message::PgTime;
@@ -108,7 +108,7 @@ pub(super) async fn pause(config: &Config, options: &PauseOptions) -> u8 {
         complain("say what to pause: SOURCE, SOURCE --key KEY or --topic TOPIC (or --list to see what is paused)");
         return EXIT_USAGE;
     };
-    let store = match open_to_read(config).await {
+    let store = match open_beside(config).await {
         Ok(store) => store,
         Err(code) => return code,
     };
@@ -163,7 +163,7 @@ async fn note_absence(config: &Config, store: &Store, target: &PauseTarget) {
 
 async fn list(config: &Config, json: bool) -> u8 {
     // The outbox table is not needed: who may read the side table may know.
-    let store = match Store::new(config, 1) {
+    let store = match Store::read_only(config) {
         Ok(store) => store,
         Err(error) => {
             complain(&error.to_string());
@@ -193,7 +193,7 @@ pub(super) async fn resume(config: &Config, options: &ResumeOptions) -> u8 {
     match &target {
         PauseTarget::Source(source) => resume_source(config, source, &target, options).await,
         PauseTarget::Topic(_) | PauseTarget::Lane { .. } => {
-            let store = match open_to_read(config).await {
+            let store = match open_beside(config).await {
                 Ok(store) => store,
                 Err(code) => return code,
             };
@@ -358,7 +358,7 @@ fn words(target: &PauseTarget) -> String {
     }
 }
 
-fn end_words(pause: &Pause) -> String {
+pub(super) fn end_words(pause: &Pause) -> String {
     pause.until.map_or_else(|| "until somebody resumes it".to_owned(), |until| format!("until {}", until.rfc3339()))
 }
 
@@ -373,9 +373,12 @@ fn line(pause: &Pause) -> String {
     )
 }
 
-/// Text of others fit for a terminal.
-fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+/// Text of others fit for a terminal: nothing in it moves the cursor or turns the writing round.
+pub(super) fn printable(text: &str) -> String {
+    let harmful = |c: char| {
+        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().flat_map(|c| if harmful(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 fn described(target: &PauseTarget) -> Value {
@@ -386,7 +389,7 @@ fn described(target: &PauseTarget) -> Value {
     json!({ "kind": target.kind(), "source": source, "topic": topic, "key": target.message_key() })
 }
 
-fn object(pause: &Pause) -> Value {
+pub(super) fn object(pause: &Pause) -> Value {
     let mut object = described(&pause.target);
     object["since"] = json!(pause.since.rfc3339());
     object["until"] = json!(pause.until.map(PgTime::rfc3339));

@@ -40,6 +40,9 @@ pub use settle::Settled;
 use crate::config::Config;
 use statements::Statements;
 
+/// How long one statement of a command may take that only looks.
+const LOOK_MAX: Duration = Duration::from_secs(10);
+
 /// The outbox table, once its shape is known.
 #[derive(Debug)]
 pub struct Store {
@@ -67,15 +70,32 @@ impl Store {
     /// [`StoreError::Setting`] when the connection settings cannot be used.
     pub fn new(config: &Config, pool_size: usize) -> Result<Self, StoreError> {
         let database = crate::config::Database { pool_size, ..config.database.clone() };
-        Ok(Self {
-            db: Db::new(&database, &config.relay.instance, &config.policy_hash())?,
+        let db = Db::new(&database, &config.relay.instance, &config.policy_hash())?;
+        Ok(Self::over(db, database, config))
+    }
+
+    /// A store for a command that only looks, over one connection: the server refuses every change, and ends a statement that takes
+    /// longer than a person waits.
+    ///
+    /// # Errors
+    /// As [`Store::new`].
+    pub fn read_only(config: &Config) -> Result<Self, StoreError> {
+        let statement_timeout = config.database.statement_timeout.min(LOOK_MAX);
+        let database = crate::config::Database { pool_size: 1, statement_timeout, ..config.database.clone() };
+        let db = Db::read_only(&database, &config.relay.instance, &config.policy_hash())?;
+        Ok(Self::over(db, database, config))
+    }
+
+    fn over(db: Db, database: crate::config::Database, config: &Config) -> Self {
+        Self {
+            db,
             schema: database.schema,
             table: database.table,
             // The server ends a statement after statement_timeout; what is longer is a connection that died.
             bound: database.statement_timeout + database.connect_timeout,
             payload_octets_max: config.kafka.message_bytes_max,
             known: RwLock::new(None),
-        })
+        }
     }
 
     /// Reads the table's shape and our permissions from the catalogue. Changes nothing: see [`Store::adopt`].

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::claim::to_bigint;
 use super::{Head, RESUME_CHANNEL, Store, StoreError};
+use crate::domain::message::PgTime;
 use crate::domain::pause::PausedRows;
 use crate::domain::policy::Policy;
 
@@ -16,6 +17,13 @@ impl Store {
         const ROWS: usize = 1_000_000;
         let statements = self.statements()?;
         self.count(&statements.due, source, ROWS).await
+    }
+
+    /// Returns the database's time.
+    pub async fn now(&self) -> Result<PgTime, StoreError> {
+        let rows = self.query("select statement_timestamp() as now", &[]).await?;
+        let row = rows.first().ok_or_else(|| StoreError::Protocol("the time is no row".to_owned()))?;
+        Ok(row.try_get("now")?)
     }
 
     /// Counts the sent rows of a source, at most `rows_max`.

@@ -26,6 +26,7 @@ mod rows;
 mod schema;
 mod settle;
 mod smoke;
+mod status;
 mod stop;
 mod support;
 mod upkeep;
