@@ -252,7 +252,7 @@ async fn resume_source(config: &Config, source: &str, target: &PauseTarget, opti
         match freed {
             Freed::Row(id) => say(&format!("{would} {source:?}: its row {id} {done} due at once")),
             Freed::Told if ended.is_none() && dry_run => {
-                say(&format!("would tell the running relays to go on with {source:?}"))
+                say(&format!("would tell the running relays to go on with {source:?}"));
             }
             Freed::Told if ended.is_none() => say(&format!("told the running relays to go on with {source:?}")),
             Freed::Told | Freed::Nothing => {}

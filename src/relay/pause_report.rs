@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use crate::domain::message::PgTime;
 use crate::domain::pause::{Pause, PauseTarget, Pauses};
 use crate::telemetry::{StateChange, clean};
 
@@ -36,7 +37,7 @@ impl PauseReport {
             kind: pause.target.kind(),
             name: clean(pause.target.name()),
             since: pause.since.rfc3339(),
-            until: pause.until.map(|until| until.rfc3339()),
+            until: pause.until.map(PgTime::rfc3339),
             by: clean(&pause.by),
             reason: pause.reason.as_deref().map(clean),
         }
