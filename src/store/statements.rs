@@ -32,6 +32,9 @@ pub(super) struct Statements {
     pub due: String,
     pub count_sent: String,
     pub resume: String,
+    pub waiting_source: String,
+    pub waiting_lane: String,
+    pub waiting_topic: String,
 }
 
 /// Non-terminal rows. On a lean table the first two conditions are the live indexes' predicates; on a shared table they would
@@ -88,6 +91,9 @@ impl Statements {
             due: render(include_str!("sql/due.sql")),
             count_sent: render(include_str!("sql/count_sent.sql")),
             resume: render(include_str!("sql/resume.sql")),
+            waiting_source: render(include_str!("sql/waiting_source.sql")),
+            waiting_lane: render(include_str!("sql/waiting_lane.sql")),
+            waiting_topic: render(include_str!("sql/waiting_topic.sql")),
         }
     }
 
@@ -117,6 +123,9 @@ impl Statements {
             "due" => &self.due,
             "count_sent" => &self.count_sent,
             "resume" => &self.resume,
+            "waiting_source" => &self.waiting_source,
+            "waiting_lane" => &self.waiting_lane,
+            "waiting_topic" => &self.waiting_topic,
             _ => return None,
         };
         Some(text)
