@@ -9,6 +9,7 @@ pub mod enqueue;
 pub mod health;
 pub mod migrate;
 mod operator;
+pub mod rows;
 mod run;
 
 use std::io::{self, Write};

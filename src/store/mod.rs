@@ -13,6 +13,7 @@ mod migrate;
 mod names;
 mod operator;
 mod pgtime;
+mod select;
 mod settle;
 mod statements;
 
@@ -32,6 +33,7 @@ pub use inspect::{
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
+pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
 pub use settle::Settled;
 
 use crate::config::Config;
@@ -131,15 +133,18 @@ impl Store {
         Ok(Locks { connection, table, bound: self.bound })
     }
 
+    /// The adopted shape.
+    pub(crate) fn shape(&self) -> Result<Shape, StoreError> {
+        self.known().map(|known| known.shape).ok_or_else(shape_unknown)
+    }
+
     fn known(&self) -> Option<Known> {
         self.known.read().expect("no code panics while it holds this lock").clone()
     }
 
     /// The statements of the adopted shape.
     fn statements(&self) -> Result<Arc<Statements>, StoreError> {
-        self.known()
-            .map(|known| known.statements)
-            .ok_or_else(|| StoreError::Protocol("the table's shape is not known yet".to_owned()))
+        self.known().map(|known| known.statements).ok_or_else(shape_unknown)
     }
 
     async fn query(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, StoreError> {
@@ -153,6 +158,10 @@ impl Store {
     fn table_name(&self) -> (&str, &str) {
         (&self.schema, &self.table)
     }
+}
+
+fn shape_unknown() -> StoreError {
+    StoreError::Protocol("the table's shape is not known yet".to_owned())
 }
 
 /// The channel of `keiro-relay resume`; the payload is the source.

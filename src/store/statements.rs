@@ -40,6 +40,14 @@ const LIVE_LEAN: &str = "o.published_at is null and o.next_attempt_at < timestam
                          and o.status not in ('sent', 'dead', 'rejected')";
 const LIVE_SHARED: &str = "o.status not in ('sent', 'dead', 'rejected')";
 
+/// What an index of live rows holds: on a lean table also finished rows that another program wrote.
+pub(super) fn in_live_index(profile: Profile) -> &'static str {
+    match profile {
+        Profile::Lean => "o.published_at is null and o.next_attempt_at < timestamptz '9999-01-01 00:00:00+00'",
+        Profile::Shared => LIVE_SHARED,
+    }
+}
+
 impl Statements {
     pub(super) fn new(schema: &str, table: &str, shape: &Shape, payload_octets_max: usize) -> Self {
         // A payload that no broker could take is not even read: a claim that brought a gigabyte would take everybody's memory, or fail
@@ -47,19 +55,18 @@ impl Statements {
         let payload =
             format!("case when octet_length(kt.payload_bytes) <= {payload_octets_max} then kt.payload_bytes end");
         let table = qualified(schema, table);
-        let (live, in_live_index, finished, far) = match shape.profile {
+        let (live, finished, far) = match shape.profile {
             Profile::Lean => (
                 LIVE_LEAN,
-                "o.published_at is null and o.next_attempt_at < timestamptz '9999-01-01 00:00:00+00'",
                 "o.next_attempt_at >= timestamptz '9999-01-01 00:00:00+00' and o.status in ('dead', 'rejected')",
                 "timestamptz '9999-12-31 00:00:00+00'",
             ),
-            Profile::Shared => (LIVE_SHARED, LIVE_SHARED, "o.status in ('dead', 'rejected')", "k.next_attempt_at"),
+            Profile::Shared => (LIVE_SHARED, "o.status in ('dead', 'rejected')", "k.next_attempt_at"),
         };
         let render = |text: &str| {
             text.replace("{table}", &table)
                 .replace("{live}", live)
-                .replace("{in_live_index}", in_live_index)
+                .replace("{in_live_index}", in_live_index(shape.profile))
                 .replace("{finished}", finished)
                 .replace("{far}", far)
                 .replace("{payload}", &payload)
