@@ -122,6 +122,10 @@ pub struct Selection {
     pub errors: Vec<String>,
     /// Waiting rows (pending, failed) whose next attempt is due, or those whose is not yet.
     pub due: Option<bool>,
+    /// `published_at`, up to this: what retention and prune go by. No filter of `list`.
+    pub published_before: Option<When>,
+    /// `updated_at`, up to this: a lease that ran out. No filter of `list`.
+    pub updated_before: Option<When>,
 }
 
 /// In which order a page lists rows; `outbox_id` decides between equals.
@@ -307,7 +311,7 @@ impl Selection {
 
     /// The condition that says whether a row `o` belongs to it, whatever index brought the row: `$n` are the values, which it binds.
     ///
-    /// Written so that no index is tempted by it, `created_at` apart: which one is used is decided by what stands beside it.
+    /// Written so that no index is tempted by it, `created_at` and `published_at` apart: which one is used is decided by what stands beside it.
     #[must_use]
     pub fn condition(&self, shape: &Shape, now: PgTime, binds: &mut Binds) -> String {
         let mut all = vec!["true".to_owned()];
@@ -338,10 +342,15 @@ impl Selection {
             };
             all.push(format!("((o.status || '') = any({known}){unknown})"));
         }
-        for (comparison, when) in [(">=", self.since), ("<", self.until)] {
+        for (comparison, when) in [
+            ("created_at >=", self.since),
+            ("created_at <", self.until),
+            ("published_at <", self.published_before),
+            ("updated_at <=", self.updated_before),
+        ] {
             if let Some(when) = when {
                 let instant = binds.add(when.instant(now), Type::TIMESTAMPTZ);
-                all.push(format!("o.created_at {comparison} {instant}"));
+                all.push(format!("o.{comparison} {instant}"));
             }
         }
         if !self.errors.is_empty() {
@@ -443,7 +452,7 @@ impl Selection {
     }
 
     fn sent_is_served(&self, sort: Sort) -> bool {
-        sort == Sort::Published || self.since.is_some()
+        sort == Sort::Published || self.since.is_some() || self.published_before.is_some()
     }
 
     /// The filters that a way to rows applies row by row.

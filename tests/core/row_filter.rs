@@ -84,6 +84,7 @@ fn filters_repeat_and_add_up() {
         until: Some(When::At(PgTime::from_unix_micros(1_767_319_445_000_000))),
         errors: vec!["kafka.message_too_large".to_owned(), "skipped".to_owned()],
         due: None,
+        ..Selection::default()
     };
     assert_eq!(found, expected);
     assert_eq!(selection(&["--due"]).expect("a selection").due, Some(true));

@@ -113,6 +113,8 @@ impl RowFilter {
             since: self.since,
             until: self.until,
             errors: self.error.clone(),
+            published_before: None,
+            updated_before: None,
             due: if self.due { Some(true) } else { self.not_due.then_some(false) },
         };
         if selection.possible().is_empty() {
