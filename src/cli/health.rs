@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 /// How long the command waits in all.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer that is read; a verdict is a few hundred bytes.
-const ANSWER_BYTES_MAX: u64 = 1 << 20;
+/// Longest answer that is read; a verdict is a few hundred bytes, a status of ten thousand sources some megabytes.
+const ANSWER_BYTES_MAX: u64 = 1 << 26;
 
 /// What the relay said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +27,12 @@ pub struct Answer {
 /// # Errors
 /// Says that there is no answer, from where, and what to look at.
 pub fn check(listen: SocketAddr, ready: bool, timeout: Duration) -> Result<Answer, String> {
+    get(listen, if ready { "/readyz" } else { "/livez" }, timeout)
+}
+
+/// Asks the relay that listens on `listen` for a path, as [`check`] does.
+pub(super) fn get(listen: SocketAddr, path: &str, timeout: Duration) -> Result<Answer, String> {
     let address = reachable(listen);
-    let path = if ready { "/readyz" } else { "/livez" };
     if address.port() == 0 {
         return Err(
             "http.listen has port 0, so the port of the running relay is not known; configure a port".to_owned()

@@ -106,6 +106,30 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// List rows, oldest first: those that are not finished, unless a filter says otherwise.
+    ///
+    /// Each filter may be repeated (any of its values); all filters have to hold. Finished rows (sent, dead, rejected) are left out
+    /// unless --status names them, or --id, --message-id or --error asks for them. With --json the last line is
+    /// {"next_cursor"} when another page follows.
+    #[command(
+        after_help = "Examples:\n  keiro-relay list --source billing --not-due\n  keiro-relay list --status dead,rejected --desc --limit 10\n  \
+                      keiro-relay list --error kafka.message_too_large --since 2h --json\n  keiro-relay list --sort published --desc"
+    )]
+    List(rows::list::ListArgs),
+    /// Show every column of a row; its payload only with --payload. Exit 3 when there is none.
+    #[command(after_help = "Example:\n  keiro-relay show 019b7c1e-8a30-7cc2-9f0e-0f6a5d3c2b1a --payload")]
+    Show(rows::show::ShowArgs),
+    /// Say why a row is not on Kafka yet, in one paragraph. Exit 3 when there is none.
+    ///
+    /// What only a running relay knows (parked topics, halted sources) is asked of the one on `[http] listen`.
+    #[command(after_help = "Example:\n  keiro-relay why 019b7c1e-8a30-7cc2-9f0e-0f6a5d3c2b1a")]
+    Why(rows::why::WhyArgs),
+    /// List the rows that requeue would take: in flight for longer than publishing_timeout, oldest first.
+    #[command(after_help = "Example:\n  keiro-relay stuck")]
+    Stuck(rows::list::PreviewArgs),
+    /// List the rows that retention would delete: sent for longer than maintenance.retention, oldest first.
+    #[command(after_help = "Example:\n  keiro-relay gc-preview --limit 10")]
+    GcPreview(rows::list::PreviewArgs),
     /// Let a halted stop_the_line source go on: its halting row is due at once.
     ///
     /// Exit 3 when the source is not halted.
@@ -219,6 +243,21 @@ fn dispatch(cli: Cli) -> u8 {
         Command::Status { json } => with_config(&global, |config| block_on(operator::status(&config, json))),
         Command::Resume { source, json, dry_run } => {
             with_config(&global, |config| block_on(operator::resume(&config, &source, json, dry_run)))
+        }
+        Command::List(arguments) => {
+            rows::run(&global, async |config, out| rows::list::list(config, &arguments, out).await)
+        }
+        Command::Show(arguments) => {
+            rows::run(&global, async |config, out| rows::show::show(config, &arguments, out).await)
+        }
+        Command::Why(arguments) => {
+            rows::run(&global, async |config, out| rows::why::why(config, &arguments, out).await)
+        }
+        Command::Stuck(arguments) => {
+            rows::run(&global, async |config, out| rows::list::stuck(config, &arguments, out).await)
+        }
+        Command::GcPreview(arguments) => {
+            rows::run(&global, async |config, out| rows::list::gc_preview(config, &arguments, out).await)
         }
         Command::Demo(options) => {
             if global.config.is_some() {

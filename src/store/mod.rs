@@ -12,10 +12,12 @@ mod maintenance;
 mod migrate;
 mod names;
 mod operator;
+mod page;
 mod pgtime;
 mod select;
 mod settle;
 mod statements;
+mod why;
 
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -33,8 +35,10 @@ pub use inspect::{
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
+pub use page::{Cell, Record, Walked};
 pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
 pub use settle::Settled;
+pub use why::{AHEAD_MAX, Ahead, LaneHead};
 
 use crate::config::Config;
 use statements::Statements;
@@ -136,6 +140,14 @@ impl Store {
     /// The adopted shape.
     pub(crate) fn shape(&self) -> Result<Shape, StoreError> {
         self.known().map(|known| known.shape).ok_or_else(shape_unknown)
+    }
+
+    /// The index profile of the adopted shape.
+    ///
+    /// # Errors
+    /// When the table's shape is not known yet.
+    pub fn profile(&self) -> Result<Profile, StoreError> {
+        self.shape().map(|shape| shape.profile)
     }
 
     fn known(&self) -> Option<Known> {

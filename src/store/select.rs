@@ -63,6 +63,15 @@ impl Status {
         }
     }
 
+    /// The statuses that are met on the way to rows of this one.
+    pub(super) fn way(self) -> &'static [Self] {
+        match self {
+            Self::Pending | Self::Failed | Self::Publishing | Self::Unknown => &Self::LIVE,
+            Self::Dead | Self::Rejected => &[Self::Dead, Self::Rejected],
+            Self::Sent => &[Self::Sent],
+        }
+    }
+
     /// Whether such a row still holds back its lane (contract §3).
     #[must_use]
     pub fn is_live(self) -> bool {
@@ -83,7 +92,9 @@ pub enum When {
 }
 
 /// The earliest instant that the server takes: 4713 BC.
-const EARLIEST: PgTime = PgTime(-211_813_488_000_000_000);
+pub(super) const EARLIEST: PgTime = PgTime(-211_813_488_000_000_000);
+/// Later than every finite instant that anybody means, and one that the server takes: about the year 100,000.
+pub(super) const LATEST: PgTime = PgTime(3_092_534_208_000_000_000);
 
 impl When {
     /// The instant, seen from `now`.
@@ -173,6 +184,8 @@ pub struct Page {
     pub descending: bool,
     /// Only rows behind this one: its value of the sort column, its id.
     pub after: Option<(PgTime, Uuid)>,
+    /// Only rows created up to here, seen in the direction of the order: a part of a long walk.
+    pub created_until: Option<PgTime>,
     /// Rows at most.
     pub rows_max: usize,
 }
@@ -209,6 +222,8 @@ pub struct Unserved {
     pub filters: BTreeSet<Filter>,
     /// Indexes of the profile that would be used and are missing.
     pub missing_indexes: BTreeSet<String>,
+    /// The rows are met in order along an index, most of them in vain: that can be done in parts, by [`Page::created_until`].
+    pub in_order: bool,
 }
 
 impl Unserved {
@@ -387,6 +402,9 @@ impl Selection {
                 .missing_indexes
                 .extend(missing.map(|(_, name)| name).filter(|name| shape.missing_indexes.contains(name)));
         }
+        let along = |branch: &Branch| matches!(branch, Branch::Live | Branch::Far | Branch::Strays);
+        unserved.in_order =
+            page.sort == Sort::Created && branches.iter().all(along) && unserved.missing_indexes.is_empty();
         let scans = branches.iter().any(|branch| *branch == Branch::Sent && !self.sent_is_served(page.sort))
             || !unserved.missing_indexes.is_empty();
 
@@ -654,8 +672,13 @@ impl Render<'_> {
     }
 
     fn behind(&mut self) -> String {
-        let there = if self.page.sort == Sort::Published { " and o.published_at is not null" } else { "" };
-        let Some((value, outbox_id)) = self.page.after else { return there.to_owned() };
+        let mut there =
+            if self.page.sort == Sort::Published { " and o.published_at is not null" } else { "" }.to_owned();
+        if let Some(until) = self.page.created_until {
+            let comparison = if self.page.descending { ">=" } else { "<=" };
+            there.push_str(&format!(" and o.created_at {comparison} {}", self.binds.add(until, Type::TIMESTAMPTZ)));
+        }
+        let Some((value, outbox_id)) = self.page.after else { return there };
         let comparison = if self.page.descending { "<" } else { ">" };
         let column = self.page.sort.column();
         let value = self.binds.add(value, Type::TIMESTAMPTZ);
@@ -699,7 +722,7 @@ impl Store {
         bound: Duration,
     ) -> Result<Vec<Position>, StoreError> {
         let after = after.map(|position| (position.created_at, position.outbox_id));
-        let page = Page { sort: Sort::Created, descending: false, after, rows_max };
+        let page = Page { sort: Sort::Created, descending: false, after, created_until: None, rows_max };
         let query = selection.query(&self.schema, &self.table, &self.shape()?, "o.created_at, o.outbox_id", page, now);
         let position =
             |row: &Row| Ok(Position { created_at: row.try_get("created_at")?, outbox_id: row.try_get("outbox_id")? });
@@ -711,7 +734,7 @@ impl Store {
     /// # Errors
     /// When the table's shape is not known yet.
     pub fn unserved(&self, selection: &Selection, sort: Sort) -> Result<Unserved, StoreError> {
-        let page = Page { sort, descending: false, after: None, rows_max: 1 };
+        let page = Page { sort, descending: false, after: None, created_until: None, rows_max: 1 };
         Ok(selection.query(&self.schema, &self.table, &self.shape()?, "o.outbox_id", page, PgTime(0)).unserved)
     }
 

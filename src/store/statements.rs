@@ -32,6 +32,8 @@ pub(super) struct Statements {
     pub due: String,
     pub count_sent: String,
     pub resume: String,
+    pub ahead: String,
+    pub ahead_key: String,
 }
 
 /// Non-terminal rows. On a lean table the first two conditions are the live indexes' predicates; on a shared table they would
@@ -95,6 +97,8 @@ impl Statements {
             due: render(include_str!("sql/due.sql")),
             count_sent: render(include_str!("sql/count_sent.sql")),
             resume: render(include_str!("sql/resume.sql")),
+            ahead: render(include_str!("sql/ahead.sql")),
+            ahead_key: render(include_str!("sql/ahead_key.sql")),
         }
     }
 
@@ -124,6 +128,8 @@ impl Statements {
             "due" => &self.due,
             "count_sent" => &self.count_sent,
             "resume" => &self.resume,
+            "ahead" => &self.ahead,
+            "ahead_key" => &self.ahead_key,
             _ => return None,
         };
         Some(text)

@@ -32,7 +32,7 @@ fn shape(profile: Profile, rejected_columns: bool) -> Shape {
 }
 
 fn query(selection: &Selection, profile: Profile, sort: Sort) -> Query {
-    let page = Page { sort, descending: false, after: None, rows_max: 50 };
+    let page = Page { sort, descending: false, after: None, created_until: None, rows_max: 50 };
     selection.query("keiro", "keiro_outbox", &shape(profile, true), "o.outbox_id, o.created_at", page, PgTime(0))
 }
 
@@ -208,7 +208,7 @@ fn what_no_index_serves_is_named() {
 fn missing_index_is_named() {
     let mut shape = shape(Profile::Shared, true);
     shape.missing_indexes = vec!["keiro_outbox_source_order_idx".to_owned(), "keiro_outbox_pending_idx".to_owned()];
-    let page = Page { sort: Sort::Created, descending: false, after: None, rows_max: 50 };
+    let page = Page { sort: Sort::Created, descending: false, after: None, created_until: None, rows_max: 50 };
     let asked = selection(&["--status", "pending,failed"]).expect("a selection");
     let query = asked.query("keiro", "keiro_outbox", &shape, "o.outbox_id, o.created_at", page, PgTime(0));
     assert_eq!(query.unserved.missing_indexes.into_iter().collect::<Vec<_>>(), ["keiro_outbox_source_order_idx"]);
