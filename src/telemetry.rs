@@ -33,6 +33,8 @@ pub const SOURCE_LABEL_BYTES_MAX: usize = 256;
 pub const TOPIC_LABELS_MAX: usize = 100;
 /// Longest topic name Kafka accepts; a longer one in a row is no topic.
 const TOPIC_LABEL_BYTES_MAX: usize = 249;
+/// What can be paused (label `kind` of `keiro_relay_paused`).
+const PAUSE_KINDS: [&str; 3] = ["source", "topic", "lane"];
 /// The label of everything beyond a cap. A source that really has this name shares it.
 pub const OVERFLOW_LABEL: &str = "other";
 /// A repeated event is written once in this time, with the number of those folded into it.
@@ -206,6 +208,8 @@ label! {
         Broker = "broker",
         /// Listens for wake-ups.
         Listen = "listen",
+        /// Reads what is paused.
+        Pauses = "pauses",
     }
 }
 
@@ -291,6 +295,7 @@ struct Inner {
     sources: RwLock<Sources>,
     topics: Mutex<HashSet<String>>,
     topic_parked: IntGaugeVec,
+    paused: IntGaugeVec,
     overtaken: IntCounter,
     errors: IntCounterVec,
     claim_duration: Histogram,
@@ -412,6 +417,10 @@ impl Metrics {
         let topic_parked =
             int_gauges(r, "keiro_relay_topic_parked", "Topics that are left alone for a while.", &["topic"]);
         topic_parked.with_label_values(&[OVERFLOW_LABEL]);
+        let paused = int_gauges(r, "keiro_relay_paused", "What operators paused: sources, topics, lanes.", &["kind"]);
+        for kind in PAUSE_KINDS {
+            paused.with_label_values(&[kind]);
+        }
         let overtaken = register(
             r,
             IntCounter::new(
@@ -444,6 +453,7 @@ impl Metrics {
         Self(Arc::new(Inner {
             vecs,
             topic_parked,
+            paused,
             overtaken,
             errors,
             last_success,
@@ -580,6 +590,13 @@ impl Metrics {
         for topic in known.iter().map(String::as_str).chain([OVERFLOW_LABEL]) {
             let count = parked.get(topic).copied().unwrap_or(0);
             self.0.topic_parked.with_label_values(&[topic]).set(count);
+        }
+    }
+
+    /// Sets how many pauses there are of each kind.
+    pub fn paused(&self, count: impl Fn(&str) -> u64) {
+        for kind in PAUSE_KINDS {
+            self.0.paused.with_label_values(&[kind]).set(gauge_value(count(kind)));
         }
     }
 
@@ -1010,6 +1027,35 @@ pub enum StateChange {
         /// The topic.
         topic: String,
     },
+    /// An operator paused something, or other lanes of the same source.
+    Paused {
+        /// `source`, `topic` or `lane`.
+        kind: &'static str,
+        /// The source or the topic; of lanes their source, whose keys nobody writes down here.
+        name: String,
+        /// How many lanes; 1 for the others.
+        count: u64,
+        /// The database user who did.
+        by: String,
+        /// When it ends by itself.
+        until: Option<String>,
+        /// Why.
+        reason: String,
+    },
+    /// What was paused goes on.
+    Unpaused {
+        /// `source`, `topic` or `lane`.
+        kind: &'static str,
+        /// The source or the topic.
+        name: String,
+    },
+    /// Pauses cannot be read: whatever operators paused is not honoured from the next start on.
+    PausesOff {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// Pauses can be read after all.
+    PausesOn,
 }
 
 impl StateChange {
@@ -1025,6 +1071,10 @@ impl StateChange {
             Self::Resumed { .. } => "resumed",
             Self::Parked { .. } => "parked",
             Self::Released { .. } => "released",
+            Self::Paused { .. } => "paused",
+            Self::Unpaused { .. } => "unpaused",
+            Self::PausesOff { .. } => "pauses_off",
+            Self::PausesOn => "pauses_on",
         }
     }
 
@@ -1032,7 +1082,8 @@ impl StateChange {
     #[must_use]
     pub fn about(&self) -> Option<&str> {
         match self {
-            Self::Started | Self::Stopping => None,
+            Self::Started | Self::Stopping | Self::PausesOff { .. } | Self::PausesOn => None,
+            Self::Paused { name, .. } | Self::Unpaused { name, .. } => Some(name),
             Self::Lost { check, .. } | Self::Regained { check } => Some(check),
             Self::Halted { source_name, .. } | Self::Resumed { source_name } => Some(source_name),
             Self::Parked { topic, .. } | Self::Released { topic } => Some(topic),
@@ -1043,10 +1094,18 @@ impl StateChange {
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
-            Self::Lost { reason, .. } | Self::Halted { reason, .. } | Self::Parked { reason, .. } => Some(reason),
-            Self::Started | Self::Stopping | Self::Regained { .. } | Self::Resumed { .. } | Self::Released { .. } => {
-                None
-            }
+            Self::Lost { reason, .. }
+            | Self::Halted { reason, .. }
+            | Self::Parked { reason, .. }
+            | Self::Paused { reason, .. }
+            | Self::PausesOff { reason } => Some(reason),
+            Self::Started
+            | Self::Stopping
+            | Self::Regained { .. }
+            | Self::Resumed { .. }
+            | Self::Released { .. }
+            | Self::Unpaused { .. }
+            | Self::PausesOn => None,
         }
     }
 
@@ -1068,6 +1127,15 @@ impl StateChange {
             Self::Resumed { source_name } => info!(source = source_name, "source moves again"),
             Self::Parked { topic, reason } => warn!(topic, reason, "topic parked: its rows wait and spend no attempt"),
             Self::Released { topic } => info!(topic, "topic served again"),
+            Self::Paused { kind, name, count, by, until, reason } => {
+                warn!(
+                    kind,
+                    name, count, by, until, reason, "paused by an operator: its rows wait and spend no attempt"
+                );
+            }
+            Self::Unpaused { kind, name } => info!(kind, name, "not paused any more"),
+            Self::PausesOff { reason } => warn!(reason, "pauses are not read"),
+            Self::PausesOn => info!("pauses are read"),
         }
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 /// How long the command waits in all.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer that is read; a verdict is a few hundred bytes, a status of ten thousand sources some megabytes.
-const ANSWER_BYTES_MAX: u64 = 1 << 26;
+/// Longest answer that is read; a verdict is a few hundred bytes, the status of ten thousand sources some megabytes.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// What the relay said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +90,7 @@ fn parse(answer: &str) -> Option<Answer> {
 }
 
 /// The address to connect to for an address to listen on.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),

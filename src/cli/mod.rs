@@ -9,8 +9,10 @@ pub mod enqueue;
 pub mod health;
 pub mod migrate;
 mod operator;
+mod pause;
 pub mod rows;
 mod run;
+mod status;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -99,13 +101,6 @@ enum Command {
                       \"event_type\":\"InvoiceSent\",\"payload\":{\"total\":7}}' | keiro-relay enqueue"
     )]
     Enqueue,
-    /// Show every source: policy, rows by status, ages, what it is halted on.
-    #[command(after_help = "Example:\n  keiro-relay status --json")]
-    Status {
-        /// One JSON object instead of a table.
-        #[arg(long)]
-        json: bool,
-    },
     /// List rows, oldest first: those that are not finished, unless a filter says otherwise.
     ///
     /// Each filter may be repeated (any of its values); all filters have to hold. Finished rows (sent, dead, rejected) are left out
@@ -130,20 +125,28 @@ enum Command {
     /// List the rows that retention would delete: sent for longer than maintenance.retention, oldest first.
     #[command(after_help = "Example:\n  keiro-relay gc-preview --limit 10")]
     GcPreview(rows::list::PreviewArgs),
-    /// Let a halted stop_the_line source go on: its halting row is due at once.
+    /// Show whether it keeps up, what is blocked and by what: every source, what is halted, parked and paused.
     ///
-    /// Exit 3 when the source is not halted.
-    #[command(after_help = "Example:\n  keiro-relay resume billing")]
-    Resume {
-        /// The source.
-        source: String,
-        /// One JSON object instead of text.
-        #[arg(long)]
-        json: bool,
-        /// Say what would be done and change nothing.
-        #[arg(long)]
-        dry_run: bool,
-    },
+    /// Counts come from the table; parked topics and open breakers only a running relay knows, which is asked at http.listen.
+    #[command(
+        after_help = "Examples:\n  keiro-relay status\n  keiro-relay status --watch 5\n  keiro-relay status --json"
+    )]
+    Status(status::Options),
+    /// Hold back a source, a topic or a lane (the rows of a source with one key), on every relay and over restarts.
+    ///
+    /// Its rows stay as they are, spend no attempt, and hold back the rows behind them in their lane. What is in flight is finished.
+    #[command(
+        after_help = "Examples:\n  keiro-relay pause billing --for 2h --reason 'ledger migration'\n  keiro-relay pause --topic invoices\n  \
+                      keiro-relay pause billing --key 42\n  keiro-relay pause --list"
+    )]
+    Pause(pause::PauseOptions),
+    /// Let a paused source, topic or lane go on, or a halted source: then its halting row is due at once.
+    ///
+    /// Exit 3 when it is neither paused nor halted.
+    #[command(
+        after_help = "Examples:\n  keiro-relay resume billing\n  keiro-relay resume --topic invoices\n  keiro-relay resume billing --key 42"
+    )]
+    Resume(pause::ResumeOptions),
     /// Show the main job end to end, on a PostgreSQL and a Kafka of its own, and check it.
     ///
     /// Writes rows over four sources with the four policies, relays them with a real `keiro-relay run`, reads the topics back
@@ -240,10 +243,6 @@ fn dispatch(cli: Cli) -> u8 {
             with_config(&global, |config| block_on(migrate(&config, migrate::Options { profile, dry_run })))
         }
         Command::Enqueue => with_config(&global, |config| block_on(enqueue(&config))),
-        Command::Status { json } => with_config(&global, |config| block_on(operator::status(&config, json))),
-        Command::Resume { source, json, dry_run } => {
-            with_config(&global, |config| block_on(operator::resume(&config, &source, json, dry_run)))
-        }
         Command::List(arguments) => {
             rows::run(&global, async |config, out| rows::list::list(config, &arguments, out).await)
         }
@@ -259,6 +258,9 @@ fn dispatch(cli: Cli) -> u8 {
         Command::GcPreview(arguments) => {
             rows::run(&global, async |config, out| rows::list::gc_preview(config, &arguments, out).await)
         }
+        Command::Status(options) => with_config(&global, |config| block_on(status::status(&config, &options))),
+        Command::Pause(options) => with_config(&global, |config| block_on(pause::pause(&config, &options))),
+        Command::Resume(options) => with_config(&global, |config| block_on(pause::resume(&config, &options))),
         Command::Demo(options) => {
             if global.config.is_some() {
                 complain("demo writes its own configuration: leave --config out");

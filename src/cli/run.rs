@@ -183,6 +183,9 @@ fn print_drained(report: &DrainReport, json: bool) -> u8 {
         if report.due > 0 {
             say(&format!("{} rows are still due", report.due));
         }
+        if report.paused > 0 {
+            say(&format!("{} pauses are in force: keiro-relay pause --list", report.paused));
+        }
         if report.gave_up {
             say("gave up: the database or the broker is away");
         }

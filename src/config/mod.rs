@@ -33,6 +33,7 @@ pub use database::Connection;
 pub use load::{ConfigFile, DEFAULT_FILES, Loaded, Overrides, environment};
 pub(crate) use problems::nearest;
 pub use problems::{Origin, Problem, Problems, SettingError, Warning};
+pub(crate) use read::duration_of;
 
 /// What a lease keeps in reserve beside the publish and settle timeouts: for clocks that run apart, a scheduler that pauses us,
 /// and the way of a statement to the database and back.

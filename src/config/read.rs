@@ -432,6 +432,11 @@ fn unit_hint(given: &Given, example: &str) -> String {
 
 fn parse_duration(given: &Given) -> Option<Duration> {
     let (Given::Text(text) | Given::Raw(text)) = given else { return None };
+    duration_of(text)
+}
+
+/// A duration as the configuration and the command line take it, such as `90s` or `1h 30m`.
+pub(crate) fn duration_of(text: &str) -> Option<Duration> {
     // humantime takes "0" for nothing at all, and adds up seconds and their fractions without looking, so it panics when the
     // sum is over the end of u64; no duration of ours needs that many digits.
     const DIGITS_MAX: usize = 12;

@@ -15,6 +15,9 @@ use super::policy::Policy;
 
 /// How long a lane that yields nothing is left alone at most, so that a stranger's settlement or an operator's change is seen.
 pub const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(15);
+/// How long a lane is left alone whose head is paused: the end of a pause wakes it, so a probe is only for what strangers do to its head,
+/// and a paused topic may hold a hundred thousand lanes.
+const PAUSED_PROBE_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a lane is left alone whose head is due but was locked by somebody: their statement ends soon.
 const RACE_PAUSE: Duration = Duration::from_millis(100);
 /// Rows of one lane that are claimed in one statement while many lanes are ready; fewer lanes with more rows each cost less
@@ -39,6 +42,8 @@ pub enum RowState {
     Due,
     /// Pending or failed, due after this long.
     Later(Duration),
+    /// Pending or failed, and its topic or its key is paused.
+    Paused,
     /// Claimed by somebody.
     Publishing,
     /// A status nobody knows: neither claimable nor terminal.
@@ -234,6 +239,8 @@ impl Lanes {
             let lane = Self::lane_of(self.policy, glimpse.message_key.as_ref(), glimpse.position.outbox_id);
             let full = self.states.len() >= self.lanes_max;
             match self.states.get_mut(&lane) {
+                // The end of a pause sweeps fully: nothing need be known of a single row that is paused.
+                None if glimpse.state == RowState::Paused && matches!(lane, Lane::Row(_)) => {}
                 None if full => {
                     self.overflowed = true;
                     if glimpse.state == RowState::Due && self.forget_one_parked() {
@@ -415,6 +422,12 @@ impl Lanes {
         match head {
             RowState::Due => self.make_ready(lane, waiting),
             RowState::Later(due_in) => self.park(lane, waiting, due_in, now),
+            RowState::Paused => match lane {
+                Lane::Row(_) => {}
+                // Rows that were committed late may come before the one that is paused.
+                Lane::Source => self.park(lane, waiting, PROBE_INTERVAL_MAX, now),
+                Lane::Key(_) => self.park_until(lane, Waiting { retry: false, ..waiting }, now + PAUSED_PROBE_INTERVAL),
+            },
             RowState::Publishing | RowState::Unknown => {
                 self.park(lane, Waiting { retry: false, ..waiting }, PROBE_INTERVAL_MAX, now);
             }
@@ -441,9 +454,12 @@ impl Lanes {
             self.make_ready(lane, waiting);
             return;
         }
-        let probe_at = now + due_in.min(PROBE_INTERVAL_MAX);
         // A look at a head that will not be due is no retry: it claims nothing and needs not go alone.
         let waiting = Waiting { retry: waiting.retry && due_in <= PROBE_INTERVAL_MAX, ..waiting };
+        self.park_until(lane, waiting, now + due_in.min(PROBE_INTERVAL_MAX));
+    }
+
+    fn park_until(&mut self, lane: Lane, waiting: Waiting, probe_at: Instant) {
         self.parked.insert((probe_at, lane.clone()));
         self.states.insert(lane, State::Parked { waiting, probe_at });
     }

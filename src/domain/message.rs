@@ -34,6 +34,16 @@ impl PgTime {
         self.0.checked_add(PG_EPOCH_UNIX_MICROS)
     }
 
+    /// RFC 3339 in UTC with milliseconds, for people; the infinities and instants beyond the years that has are `infinity` and `-infinity`.
+    #[must_use]
+    pub fn rfc3339(self) -> String {
+        match self.unix_micros().and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok()) {
+            Some(at) => format!("{at:.3}"),
+            None if self.0 < 0 => "-infinity".to_owned(),
+            None => "infinity".to_owned(),
+        }
+    }
+
     /// Makes an instant from microseconds since the Unix epoch, saturating at the infinities.
     #[must_use]
     pub fn from_unix_micros(micros: i64) -> Self {

@@ -8,6 +8,7 @@ pub mod lanes;
 pub mod message;
 pub mod outcome;
 pub mod partition;
+pub mod pause;
 pub mod plan;
 pub mod policy;
 pub mod record;

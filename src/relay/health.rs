@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::pause_report::{PauseReport, PausesShown};
 use crate::config::Config;
 use crate::domain::policy::Policy;
 use crate::publish::{BrokerHealth, ParkedTopic};
@@ -117,13 +118,11 @@ pub enum HaltKind {
     Topic,
     /// Too many terminal verdicts in a row without an acknowledgement: something is wrong with all of them. Not ready.
     Breaker,
-    /// Paused by an operator.
-    Paused,
 }
 
 impl HaltKind {
     /// Every kind.
-    pub const ALL: [Self; 5] = [Self::Failing, Self::Held, Self::Topic, Self::Breaker, Self::Paused];
+    pub const ALL: [Self; 4] = [Self::Failing, Self::Held, Self::Topic, Self::Breaker];
 
     /// How a row halts its source that waits: held, or with attempts spent, or with every attempt returned, which its topic or the
     /// cluster is to blame for.
@@ -144,14 +143,13 @@ impl HaltKind {
             Self::Held => "held",
             Self::Topic => "topic_parked",
             Self::Breaker => "breaker",
-            Self::Paused => "paused",
         }
     }
 
     fn needs_person(self) -> bool {
         match self {
             Self::Held | Self::Breaker => true,
-            Self::Failing | Self::Topic | Self::Paused => false,
+            Self::Failing | Self::Topic => false,
         }
     }
 }
@@ -178,6 +176,9 @@ struct State {
     sampled_at: Option<Moment>,
     sources: BTreeMap<String, Source>,
     parked: Vec<Parked>,
+    pauses: PausesShown,
+    /// When something was last paused or resumed.
+    pauses_changed_at: Option<Moment>,
     recent: VecDeque<Recent>,
     stopping: Option<Moment>,
     /// Lines about a reason that changed while its check stays lost.
@@ -286,6 +287,8 @@ impl Board {
             sampled_at: None,
             sources: BTreeMap::new(),
             parked: Vec::new(),
+            pauses: PausesShown::default(),
+            pauses_changed_at: None,
             recent: VecDeque::new(),
             stopping: None,
             rewordings: Repeats::new(REPEAT_EVERY, Dependency::ALL.len()),
@@ -469,6 +472,26 @@ impl Board {
         }
     }
 
+    /// What operators paused.
+    pub fn pauses(&self, shown: PausesShown) {
+        let now = self.now();
+        self.0.metrics.paused(|kind| shown.count(kind));
+        let mut state = lock(&self.0.state);
+        let changes = shown.changes(&state.pauses);
+        state.pauses = shown;
+        if changes.is_empty() {
+            return;
+        }
+        state.pauses_changed_at = Some(now);
+        for change in &changes {
+            state.changed(now, change.clone());
+        }
+        drop(state);
+        for change in changes {
+            change.emit();
+        }
+    }
+
     /// The last thing that went wrong with a source: a text that starts with a code word, and holds nothing of any row.
     pub fn failure(&self, source: &str, error: &str) {
         let now = self.now();
@@ -511,6 +534,8 @@ impl Board {
             sampled_at: state.sampled_at,
             sources: state.sources.clone(),
             parked: state.parked.clone(),
+            pauses: state.pauses.clone(),
+            pauses_changed_at: state.pauses_changed_at,
             recent: state.recent.iter().cloned().collect(),
             stopping: state.stopping,
             loops,
@@ -654,6 +679,8 @@ pub struct Snapshot {
     sampled_at: Option<Moment>,
     sources: BTreeMap<String, Source>,
     parked: Vec<Parked>,
+    pauses: PausesShown,
+    pauses_changed_at: Option<Moment>,
     recent: Vec<Recent>,
     stopping: Option<Moment>,
     loops: Vec<Silence>,
@@ -792,6 +819,7 @@ impl Snapshot {
         let stalled: Vec<(&str, Moment)> = self
             .sources
             .iter()
+            .filter(|(name, _)| !self.pauses.sources.contains(*name))
             .filter_map(|(name, source)| Some((name.as_str(), self.stalled(source, usable, now)?)))
             .collect();
         if let Some(since) = stalled.iter().map(|(_, since)| *since).reduce(earliest) {
@@ -818,14 +846,13 @@ impl Snapshot {
         if halted || unrouted || source.elsewhere || waiting < self.limits.stall.as_secs_f64() {
             return None;
         }
-        // A sample from before the last verdict says nothing of what is waiting since.
-        if source
-            .last_verdict
-            .is_some_and(|verdict| self.sampled_at.is_none_or(|sampled| sampled.instant <= verdict.instant))
-        {
+        // A sample from before the last verdict, or from before a pause began or ended, says nothing of what is waiting since.
+        let news = [source.last_verdict, self.pauses_changed_at].into_iter().flatten().reduce(latest);
+        if news.is_some_and(|news| self.sampled_at.is_none_or(|sampled| sampled.instant <= news.instant)) {
             return None;
         }
-        let since = source.last_verdict.map_or(usable, |verdict| latest(verdict, usable));
+        // Rows that a pause held back are as old as the pause was long: nobody is late by that.
+        let since = news.map_or(usable, |news| latest(news, usable));
         (now.since(since) > self.limits.stall).then_some(since)
     }
 
@@ -876,6 +903,8 @@ impl Snapshot {
             sources: self.sources.iter().take(SOURCES_MAX).map(|(name, source)| source.report(name)).collect(),
             sources_omitted: self.sources.len().saturating_sub(SOURCES_MAX),
             parked_topics: self.parked.iter().map(|parked| parked.report(self.at)).collect(),
+            paused: self.pauses.list.clone(),
+            pauses_off: self.pauses.problem.clone(),
             recent: self.recent.iter().rev().map(recent).collect(),
         }
     }
@@ -920,6 +949,10 @@ pub struct Status {
     pub sources_omitted: usize,
     /// Topics that are left alone for a while.
     pub parked_topics: Vec<ParkedReport>,
+    /// What operators paused, the oldest first.
+    pub paused: Vec<PauseReport>,
+    /// Why pauses are not read; `null` when they are.
+    pub pauses_off: Option<String>,
     /// State changes, the newest first.
     pub recent: Vec<RecentReport>,
 }

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::Context;
 use super::health::{Halt, HaltKind};
 use crate::domain::message::{PgTime, Position};
+use crate::domain::pause::Pauses;
 use crate::domain::policy::{Policy, SourceRules};
 use crate::store::{Backlog, Head, Store, StoreError};
 use crate::telemetry::{LoopName, Requeued, RetentionDeleted, SourceSample, Stage};
@@ -213,9 +214,10 @@ impl Maintenance {
 
     async fn sample(&self, sources: &[String], summary: &mut MaintenanceSummary) {
         let ctx = &self.ctx;
+        let paused = ctx.paused.now();
         let sampled = timeout(
             STEP_MAX,
-            sample(&self.store, sources, |source| ctx.config.rules(source).map(|rules| rules.policy)),
+            sample(&self.store, sources, &paused, |source| ctx.config.rules(source).map(|rules| rules.policy)),
         );
         let samples = match sampled.await {
             Ok(Ok(samples)) => samples,
@@ -256,6 +258,7 @@ fn in_turn<'a>(sources: &'a [String], first: Option<&str>) -> impl Iterator<Item
 pub(crate) async fn sample(
     store: &Store,
     sources: &[String],
+    paused: &Pauses,
     policy_of: impl Fn(&str) -> Option<Policy>,
 ) -> Result<Vec<(SourceSample, Option<Halt>)>, StoreError> {
     let finished = store.finished(FINISHED_ROWS).await?;
@@ -275,7 +278,11 @@ pub(crate) async fn sample(
         let count = |status: &str| -> u64 {
             finished.iter().filter(|f| f.source_name == *source && f.status == status).map(|f| f.rows).sum()
         };
-        let heads = if backlog.is_empty() { Vec::new() } else { store.heads(source, HEAD_ROWS).await? };
+        let heads = if backlog.is_empty() {
+            Vec::new()
+        } else {
+            store.heads(source, HEAD_ROWS, &paused.rows_of(source)).await?
+        };
         let halting = match policy {
             Some(Policy::StopTheLine) => heads.first().filter(|head| head.halts()),
             // Held when the policy was another one: its lane waits for a person, and `status` tells who looks.
@@ -302,7 +309,9 @@ pub(crate) async fn sample(
                 unknown: backlog.unknown,
                 capped: backlog.capped || finished_capped,
                 oldest_age_seconds: backlog.oldest_age_seconds,
-                oldest_ready_age_seconds: policy.and_then(|policy| oldest_ready(policy, &heads)),
+                oldest_ready_age_seconds: policy
+                    .filter(|_| !paused.holds_source(source))
+                    .and_then(|policy| oldest_ready(policy, &heads)),
             },
             halted,
         ));
@@ -319,7 +328,7 @@ pub(super) fn oldest_ready(policy: Policy, heads: &[Head]) -> Option<f64> {
             Policy::PerSourceStream | Policy::StopTheLine => *index == 0,
             Policy::PerKeyHeadOfLine => head.message_key.as_deref().is_none_or(|key| keys.insert(key)),
         };
-        first && head.due && matches!(head.status.as_str(), "pending" | "failed")
+        first && head.due && !head.paused && matches!(head.status.as_str(), "pending" | "failed")
     });
     ready.map(|(_, head)| head.waiting_seconds).reduce(f64::max)
 }

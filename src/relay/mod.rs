@@ -7,6 +7,8 @@ pub mod gate;
 pub mod health;
 mod maintenance;
 mod pass;
+pub mod pause_report;
+mod pauses;
 mod poll;
 mod preference;
 mod source;
@@ -30,10 +32,12 @@ use self::budget::Budget;
 use self::gate::Gate;
 use self::health::{Board, Halt};
 use self::maintenance::{Maintenance, MaintenanceSummary};
+use self::pauses::Paused;
 use self::poll::Poller;
 use self::preference::Preference;
 use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
+use crate::domain::pause::PausedRows;
 use crate::domain::policy::{Policy, SourceRules};
 use crate::publish::Publisher;
 use crate::store::{ErrorKind, Head, Heard, InspectError, Listening, Store, StoreError};
@@ -66,6 +70,8 @@ pub(crate) struct Context {
     /// Cancelled when the relay stops: no new claim, no new record.
     pub stop: CancellationToken,
     pub preference: Preference,
+    /// What operators paused.
+    pub paused: Paused,
     /// Notified when a source is served for the first time.
     sources_changed: Notify,
     wakers: Mutex<HashMap<Arc<str>, Arc<Wakers>>>,
@@ -261,6 +267,8 @@ pub struct DrainReport {
     pub halted_on: Vec<HaltedOn>,
     /// Rows that are due and were not sent, as far as the last look at each source says.
     pub due: u64,
+    /// Pauses in force at the end, whose rows stay.
+    pub paused: u64,
     /// Whether it gave up because a side is away.
     pub gave_up: bool,
     /// How long it took.
@@ -295,6 +303,7 @@ impl Relay {
             metrics: board.metrics().clone(),
             stop: CancellationToken::new(),
             preference: Preference::new(),
+            paused: Paused::default(),
             sources_changed: Notify::new(),
             wakers: Mutex::new(HashMap::new()),
             database_away: AtomicBool::new(false),
@@ -332,6 +341,8 @@ impl Relay {
         loops.spawn(async move { named("maintenance", maintenance.run()).await });
         let broker = Arc::clone(&ctx);
         loops.spawn(async move { named("broker", watch_broker(broker)).await });
+        let follow = Arc::clone(&ctx);
+        loops.spawn(async move { named("pauses", until_stopped(&follow, pauses::follow(&follow))).await });
         if ctx.config.database.prepared_statements {
             let listen = Arc::clone(&ctx);
             loops.spawn(async move { named("listen", until_stopped(&listen, listen_for_changes(&listen))).await });
@@ -394,6 +405,8 @@ impl Relay {
         report.requeued = requeued;
         report.dead = dead;
         let mut served: BTreeMap<String, Done> = BTreeMap::new();
+        let follow = Arc::clone(&ctx);
+        tokio::spawn(async move { until_stopped(&follow, pauses::follow(&follow)).await });
         loop {
             let sources = match ctx.store.sources(SOURCES_MAX).await {
                 Ok(sources) => sources,
@@ -443,6 +456,7 @@ impl Relay {
                 }
             }
         }
+        report.paused = ctx.paused.now().list().len() as u64;
         ctx.stop.cancel();
         ctx.publisher.close(Instant::now() + ctx.config.relay.shutdown_grace).await;
         report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -454,7 +468,12 @@ impl Relay {
 async fn left_behind(ctx: &Context, source: &str) -> Result<(u64, Option<Uuid>), StoreError> {
     let due = ctx.store.due(source).await?;
     let halting = if ctx.config.rules(source).is_some_and(|rules| rules.policy == Policy::StopTheLine) {
-        ctx.store.heads(source, 1).await?.into_iter().find(Head::halts).map(|head| head.outbox_id)
+        ctx.store
+            .heads(source, 1, &PausedRows::default())
+            .await?
+            .into_iter()
+            .find(Head::halts)
+            .map(|head| head.outbox_id)
     } else {
         None
     };
@@ -491,9 +510,16 @@ async fn prepare(ctx: &Context, patient: bool) -> Result<(), DrainError> {
                 for warning in shape.warnings(ctx.config.maintenance.retention.is_some()) {
                     warn!("{warning}");
                 }
-                ctx.board.database(Ok(()));
                 ctx.board.schema(Ok(shape.describe()));
-                return Ok(());
+                // Before the first claim: what was paused must not move because we start.
+                match pauses::read(ctx).await {
+                    Ok(()) => {
+                        ctx.board.database(Ok(()));
+                        return Ok(());
+                    }
+                    Err(error) if !patient => return Err(error.into()),
+                    Err(error) => ctx.store_failed(Stage::Maintenance, None, &error, None),
+                }
             }
             Err(problems @ InspectError::Problems(_)) => return Err(DrainError::Schema(problems.to_string())),
             Err(InspectError::Store(error)) if !patient => return Err(error.into()),
@@ -659,12 +685,14 @@ async fn listen_for_changes(ctx: &Context) {
         watch.succeeded();
         // Whatever was said before we listened.
         ctx.changed_all();
+        ctx.paused.changed();
         loop {
             tokio::select! {
                 said = listener.next() => match said {
                     Some(Heard::Changed(source)) if source.is_empty() => ctx.changed_all(),
                     Some(Heard::Changed(source)) => ctx.changed(&source),
                     Some(Heard::Resumed(source)) => ctx.resumed(&source),
+                    Some(Heard::Pauses) => ctx.paused.changed(),
                     None => break,
                 },
                 () = tokio::time::sleep(DISCOVER_INTERVAL) => watch.tick(),

@@ -16,6 +16,7 @@ use crate::config::LEASE_MARGIN;
 use crate::domain::lanes::{Glimpse, Lane, Lanes, PROBE_INTERVAL_MAX, Request, RowState, Served};
 use crate::domain::message::Message;
 use crate::domain::outcome::{Blame, Outcome, Setback};
+use crate::domain::pause::PausedRows;
 use crate::domain::plan::{self, Verdict};
 
 use crate::domain::policy::{Policy, SourceRules};
@@ -90,7 +91,9 @@ pub(super) async fn run(
     mut share: Share,
 ) -> Report {
     let started = Instant::now();
-    let claim = claim(ctx, source, request).await;
+    // One and the same for the claim and the look at what it left.
+    let paused = ctx.paused.now().rows_of(source);
+    let claim = claim(ctx, source, request, &paused).await;
     let claim = match claim {
         Ok(claim) => claim,
         Err(error) => {
@@ -124,7 +127,7 @@ pub(super) async fn run(
     let silent: Vec<&Lane> = lanes.filter(|lane| reached && !by_lane.contains_key(*lane)).collect();
     // What was learned at a stop nobody would use.
     if !silent.is_empty() && !ctx.stop.is_cancelled() {
-        match peek(ctx, source, &silent).await {
+        match peek(ctx, source, &silent, &paused).await {
             Ok(heads) => {
                 let mut heads: HashMap<Lane, Glimpse> = heads
                     .into_iter()
@@ -147,29 +150,29 @@ pub(super) async fn run(
     report
 }
 
-async fn claim(ctx: &Context, source: &str, request: &Request) -> Result<Claim, StoreError> {
+async fn claim(ctx: &Context, source: &str, request: &Request, paused: &PausedRows) -> Result<Claim, StoreError> {
     let bytes_max = ctx.config.relay.batch_bytes_max;
     match &request.lanes[0].lane {
-        Lane::Source => ctx.store.claim_stream(source, request.lanes[0].rows_max, bytes_max).await,
+        Lane::Source => ctx.store.claim_stream(source, request.lanes[0].rows_max, bytes_max, paused).await,
         Lane::Row(_) => {
             ctx.store
-                .claim_rows(&rows_of(request.lanes.iter().map(|wanted| &wanted.lane)), bytes_max, request.retry)
+                .claim_rows(&rows_of(request.lanes.iter().map(|wanted| &wanted.lane)), bytes_max, request.retry, paused)
                 .await
         }
         Lane::Key(_) => {
             let keys = keys_of(request.lanes.iter().map(|wanted| &wanted.lane));
             let rows_max: Vec<i32> =
                 request.lanes.iter().map(|wanted| i32::try_from(wanted.rows_max).unwrap_or(i32::MAX)).collect();
-            ctx.store.claim_keys(source, &keys, &rows_max, bytes_max, request.retry).await
+            ctx.store.claim_keys(source, &keys, &rows_max, bytes_max, request.retry, paused).await
         }
     }
 }
 
-async fn peek(ctx: &Context, source: &str, lanes: &[&Lane]) -> Result<Vec<Glimpse>, StoreError> {
+async fn peek(ctx: &Context, source: &str, lanes: &[&Lane], paused: &PausedRows) -> Result<Vec<Glimpse>, StoreError> {
     match lanes[0] {
-        Lane::Source => ctx.store.discover(source, crate::domain::message::Position::START, 1).await,
-        Lane::Row(_) => ctx.store.peek_rows(&rows_of(lanes.iter().copied())).await,
-        Lane::Key(_) => ctx.store.peek_keys(source, &keys_of(lanes.iter().copied())).await,
+        Lane::Source => ctx.store.discover(source, crate::domain::message::Position::START, 1, paused).await,
+        Lane::Row(_) => ctx.store.peek_rows(&rows_of(lanes.iter().copied()), paused).await,
+        Lane::Key(_) => ctx.store.peek_keys(source, &keys_of(lanes.iter().copied()), paused).await,
     }
 }
 

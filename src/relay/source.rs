@@ -150,6 +150,13 @@ impl SourceLoop {
                 self.wait_for_gate().await;
                 continue;
             }
+            if self.ctx.paused.now().holds_source(&self.source) {
+                if self.mode == Mode::Drain && self.passes.is_empty() {
+                    break;
+                }
+                self.rest_until(now + DATABASE_PAUSE_MAX).await;
+                continue;
+            }
             if self.mode == Mode::Forever {
                 if !self.ctx.preference.is_ours(&self.source) && now >= self.helping_until {
                     self.stand_by().await;
@@ -259,8 +266,9 @@ impl SourceLoop {
         let Some(after) = self.sweeps.page_after() else { return };
         // A whole source is one lane: its head says everything.
         let rows = if whole_source(self.rules.policy) { 1 } else { PAGE_ROWS };
+        let paused = self.ctx.paused.now().rows_of(&self.source);
         // Timed without the wait for a connection: a cold pool or a busy one must not put off the next sweep for minutes.
-        let (glimpses, took) = match self.ctx.store.discover_timed(&self.source, after, rows).await {
+        let (glimpses, took) = match self.ctx.store.discover_timed(&self.source, after, rows, &paused).await {
             Ok(found) => found,
             Err(error) => return self.store_failed(&error),
         };
@@ -293,8 +301,8 @@ impl SourceLoop {
                 () = ctx.stop.cancelled() => return,
             }
         };
-        if !ctx.gate.is_open() {
-            // It closed while we waited: rows that were claimed now would only be returned, after a whole deadline.
+        if !ctx.gate.is_open() || ctx.paused.now().holds_source(&source) {
+            // Since we began to wait. Rows that were claimed behind a closed gate would only be returned, after a whole deadline.
             let not_asked = request.lanes.iter().map(|_| Served::NotAsked).collect();
             self.lanes.served(&request, not_asked, Instant::now());
             return;
@@ -380,8 +388,9 @@ impl SourceLoop {
         self.ctx.board.halted(&self.source, halt);
     }
 
-    /// The breaker is open: nothing is claimed until then, or until an operator says so.
+    /// The breaker is open, or the source is paused: nothing is claimed until then, or until an operator says so.
     async fn rest_until(&mut self, until: Instant) {
+        self.ctx.poller.unwatch(&self.source);
         let (ctx, wakers) = (Arc::clone(&self.ctx), Arc::clone(&self.wakers));
         let until = until.min(Instant::now() + DATABASE_PAUSE_MAX);
         tokio::select! {
@@ -430,12 +439,13 @@ impl SourceLoop {
     /// How long the oldest of the first rows has waited that could go out.
     async fn longest_wait(&self) -> Result<Option<f64>, StoreError> {
         let ready = |heads: &[Head]| super::maintenance::oldest_ready(self.rules.policy, heads);
-        let heads = self.ctx.store.heads(&self.source, STAND_BY_ROWS).await?;
+        let paused = self.ctx.paused.now().rows_of(&self.source);
+        let heads = self.ctx.store.heads(&self.source, STAND_BY_ROWS, &paused).await?;
         let waiting = ready(&heads);
         if waiting.is_some() || heads.len() < STAND_BY_ROWS || whole_source(self.rules.policy) {
             return Ok(waiting);
         }
-        Ok(ready(&self.ctx.store.heads(&self.source, STAND_BY_ROWS_BLOCKED).await?))
+        Ok(ready(&self.ctx.store.heads(&self.source, STAND_BY_ROWS_BLOCKED, &paused).await?))
     }
 
     /// Forgets what memory says about when to look.

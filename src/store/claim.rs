@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::{Param, Store, StoreError};
 use crate::domain::lanes::{Glimpse, RowState};
 use crate::domain::message::{Message, PgTime, Position, Withheld};
+use crate::domain::pause::PausedRows;
 
 /// The rows one statement took, and since when its lease may be trusted.
 #[derive(Debug)]
@@ -25,8 +26,14 @@ pub struct Claim {
 
 impl Store {
     /// Returns up to `rows` live rows of a source behind a position, in order, whatever their state.
-    pub async fn discover(&self, source: &str, after: Position, rows: usize) -> Result<Vec<Glimpse>, StoreError> {
-        self.discover_timed(source, after, rows).await.map(|(glimpses, _)| glimpses)
+    pub async fn discover(
+        &self,
+        source: &str,
+        after: Position,
+        rows: usize,
+        paused: &PausedRows,
+    ) -> Result<Vec<Glimpse>, StoreError> {
+        self.discover_timed(source, after, rows, paused).await.map(|(glimpses, _)| glimpses)
     }
 
     /// [`Store::discover`], and how long the statement took, without the wait for a connection.
@@ -35,13 +42,16 @@ impl Store {
         source: &str,
         after: Position,
         rows: usize,
+        paused: &PausedRows,
     ) -> Result<(Vec<Glimpse>, Duration), StoreError> {
         let statements = self.statements()?;
-        let params: [Param<'_>; 4] = [
+        let params: [Param<'_>; 6] = [
             (&source, Type::TEXT),
             (&after.created_at, Type::TIMESTAMPTZ),
             (&after.outbox_id, Type::UUID),
             (&to_bigint(rows), Type::INT8),
+            (&paused.topics, Type::TEXT_ARRAY),
+            (&paused.keys, Type::TEXT_ARRAY),
         ];
         let (rows, started) = self.db.query_timed(&statements.discover, &params, self.bound).await?;
         let took = started.elapsed();
@@ -50,16 +60,29 @@ impl Store {
     }
 
     /// Returns the head of line of each key that has one.
-    pub async fn peek_keys(&self, source: &str, keys: &[&str]) -> Result<Vec<Glimpse>, StoreError> {
+    pub async fn peek_keys(
+        &self,
+        source: &str,
+        keys: &[&str],
+        paused: &PausedRows,
+    ) -> Result<Vec<Glimpse>, StoreError> {
         let statements = self.statements()?;
-        let rows = self.query(&statements.peek_keys, &[(&source, Type::TEXT), (&keys, Type::TEXT_ARRAY)]).await?;
+        let params: [Param<'_>; 4] = [
+            (&source, Type::TEXT),
+            (&keys, Type::TEXT_ARRAY),
+            (&paused.topics, Type::TEXT_ARRAY),
+            (&paused.keys, Type::TEXT_ARRAY),
+        ];
+        let rows = self.query(&statements.peek_keys, &params).await?;
         rows.iter().map(glimpse).collect()
     }
 
     /// Returns those of the rows that are not terminal.
-    pub async fn peek_rows(&self, ids: &[Uuid]) -> Result<Vec<Glimpse>, StoreError> {
+    pub async fn peek_rows(&self, ids: &[Uuid], paused: &PausedRows) -> Result<Vec<Glimpse>, StoreError> {
         let statements = self.statements()?;
-        let rows = self.query(&statements.peek_rows, &[(&ids, Type::UUID_ARRAY)]).await?;
+        let params: [Param<'_>; 3] =
+            [(&ids, Type::UUID_ARRAY), (&paused.topics, Type::TEXT_ARRAY), (&paused.keys, Type::TEXT_ARRAY)];
+        let rows = self.query(&statements.peek_rows, &params).await?;
         rows.iter().map(glimpse).collect()
     }
 
@@ -71,33 +94,58 @@ impl Store {
         rows_max: &[i32],
         bytes_max: usize,
         retry: bool,
+        paused: &PausedRows,
     ) -> Result<Claim, StoreError> {
         let statements = self.statements()?;
         let rows_in_all: i64 = rows_max.iter().copied().map(i64::from).sum();
-        let params: [Param<'_>; 6] = [
+        let params: [Param<'_>; 8] = [
             (&source, Type::TEXT),
             (&keys, Type::TEXT_ARRAY),
             (&rows_max, Type::INT4_ARRAY),
             (&rows_in_all, Type::INT8),
             (&to_bigint(bytes_max), Type::INT8),
             (&retry, Type::BOOL),
+            (&paused.topics, Type::TEXT_ARRAY),
+            (&paused.keys, Type::TEXT_ARRAY),
         ];
         self.claim(&statements.claim_keys, &params).await
     }
 
     /// Claims single rows whose order does not matter; with `retry`, rows attempted before too.
-    pub async fn claim_rows(&self, ids: &[Uuid], bytes_max: usize, retry: bool) -> Result<Claim, StoreError> {
+    pub async fn claim_rows(
+        &self,
+        ids: &[Uuid],
+        bytes_max: usize,
+        retry: bool,
+        paused: &PausedRows,
+    ) -> Result<Claim, StoreError> {
         let statements = self.statements()?;
-        let params: [Param<'_>; 3] =
-            [(&ids, Type::UUID_ARRAY), (&to_bigint(bytes_max), Type::INT8), (&retry, Type::BOOL)];
+        let params: [Param<'_>; 5] = [
+            (&ids, Type::UUID_ARRAY),
+            (&to_bigint(bytes_max), Type::INT8),
+            (&retry, Type::BOOL),
+            (&paused.topics, Type::TEXT_ARRAY),
+            (&paused.keys, Type::TEXT_ARRAY),
+        ];
         self.claim(&statements.claim_rows, &params).await
     }
 
     /// Claims the first rows of a whole source.
-    pub async fn claim_stream(&self, source: &str, rows: usize, bytes_max: usize) -> Result<Claim, StoreError> {
+    pub async fn claim_stream(
+        &self,
+        source: &str,
+        rows: usize,
+        bytes_max: usize,
+        paused: &PausedRows,
+    ) -> Result<Claim, StoreError> {
         let statements = self.statements()?;
-        let params: [Param<'_>; 3] =
-            [(&source, Type::TEXT), (&to_bigint(rows), Type::INT8), (&to_bigint(bytes_max), Type::INT8)];
+        let params: [Param<'_>; 5] = [
+            (&source, Type::TEXT),
+            (&to_bigint(rows), Type::INT8),
+            (&to_bigint(bytes_max), Type::INT8),
+            (&paused.topics, Type::TEXT_ARRAY),
+            (&paused.keys, Type::TEXT_ARRAY),
+        ];
         self.claim(&statements.claim_stream, &params).await
     }
 
@@ -152,7 +200,9 @@ fn glimpse(row: &Row) -> Result<Glimpse, StoreError> {
     let due_in_micros: i64 = row.try_get("due_in_micros")?;
     let attempt_count: i64 = row.try_get("attempt_count")?;
     let key: Option<&str> = row.try_get("message_key")?;
+    let paused: bool = row.try_get("paused")?;
     let state = match status {
+        "pending" | "failed" if paused => RowState::Paused,
         "pending" | "failed" => match u64::try_from(due_in_micros) {
             Err(_) | Ok(0) => RowState::Due,
             Ok(micros) => RowState::Later(Duration::from_micros(micros)),

@@ -53,10 +53,21 @@ impl Db {
     /// # Errors
     /// [`StoreError::Setting`] when the URL, a file it needs or the TLS settings cannot be used.
     pub fn new(database: &Database, instance: &str, policy_hash: &str) -> Result<Self, StoreError> {
+        Self::with_plan(database, instance, policy_hash, Plan::new(database, false))
+    }
+
+    /// [`Db::new`] for commands that only look: the server itself refuses every change.
+    ///
+    /// # Errors
+    /// As [`Db::new`].
+    pub fn read_only(database: &Database, instance: &str, policy_hash: &str) -> Result<Self, StoreError> {
+        Self::with_plan(database, instance, policy_hash, Plan::new(database, true))
+    }
+
+    fn with_plan(database: &Database, instance: &str, policy_hash: &str, plan: Plan) -> Result<Self, StoreError> {
         let application_name = connect::application_name(instance, policy_hash);
         connect::resolve(database, &application_name)?;
-        let connector =
-            Connector { plan: Arc::new(Plan::new(database)), database: Arc::new(database.clone()), application_name };
+        let connector = Connector { plan: Arc::new(plan), database: Arc::new(database.clone()), application_name };
         let pool = managed::Pool::builder(connector.clone())
             .max_size(database.pool_size)
             .runtime(Runtime::Tokio1)
@@ -555,8 +566,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(database: &Database) -> Self {
-        let settings = settings(database);
+    fn new(database: &Database, read_only: bool) -> Self {
+        let mut settings = settings(database);
+        if read_only {
+            // Behind a pooler these are set within the transaction, where the default would come too late.
+            let name =
+                if database.prepared_statements { "default_transaction_read_only" } else { "transaction_read_only" };
+            settings.push((name, "on".to_owned()));
+        }
         let begin = "begin isolation level read committed".to_owned();
         let statement_timeout = database.statement_timeout;
         if database.prepared_statements {

@@ -286,6 +286,18 @@ pub const LEAN_CHECKS: [(&str, &str); 2] = [
 /// # Errors
 /// Every problem at once, or the error of the way to the server.
 pub async fn inspect(db: &Db, schema: &str, table: &str) -> Result<Shape, InspectError> {
+    inspect_for(db, schema, table, &["select", "update"]).await
+}
+
+/// [`inspect`] for somebody who only reads: that our user may not update is no problem.
+///
+/// # Errors
+/// As [`inspect`].
+pub async fn inspect_to_read(db: &Db, schema: &str, table: &str) -> Result<Shape, InspectError> {
+    inspect_for(db, schema, table, &["select"]).await
+}
+
+async fn inspect_for(db: &Db, schema: &str, table: &str, privileges: &[&str]) -> Result<Shape, InspectError> {
     let mut problems = Vec::new();
     let name = qualified(schema, table);
     let look = async |sql: &'static str, with_table: bool| {
@@ -340,6 +352,9 @@ pub async fn inspect(db: &Db, schema: &str, table: &str) -> Result<Shape, Inspec
         ("select", relation.can_select, without(|column| column.can_select, |_| true)),
         ("update", relation.can_update, without(|column| column.can_update, |column| column.written)),
     ] {
+        if !privileges.contains(&privilege) {
+            continue;
+        }
         // Where some columns are granted one by one, those that are not are the ones to name.
         let needed = if privilege == "select" { columns.len() } else { expected().filter(|c| c.written).count() };
         if !whole && !without.is_empty() {

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::claim::to_bigint;
 use super::{Store, StoreError};
 use crate::domain::message::{PgTime, Position};
+use crate::domain::pause::PausedRows;
 
 /// What a look for expired leases found among the next live rows of a source.
 #[derive(Debug)]
@@ -80,6 +81,8 @@ pub struct Head {
     pub last_error: String,
     /// Seconds since it was due.
     pub waiting_seconds: f64,
+    /// Whether its topic or its lane is paused.
+    pub paused: bool,
 }
 
 impl Head {
@@ -213,9 +216,15 @@ impl Store {
     }
 
     /// Returns the first live rows of a source.
-    pub async fn heads(&self, source: &str, rows: usize) -> Result<Vec<Head>, StoreError> {
+    pub async fn heads(&self, source: &str, rows: usize, paused: &PausedRows) -> Result<Vec<Head>, StoreError> {
         let statements = self.statements()?;
-        let found = self.query(&statements.heads, &[(&source, Type::TEXT), (&to_bigint(rows), Type::INT8)]).await?;
+        let params: [super::Param<'_>; 4] = [
+            (&source, Type::TEXT),
+            (&to_bigint(rows), Type::INT8),
+            (&paused.topics, Type::TEXT_ARRAY),
+            (&paused.keys, Type::TEXT_ARRAY),
+        ];
+        let found = self.query(&statements.heads, &params).await?;
         found
             .iter()
             .map(|row| {
@@ -228,6 +237,7 @@ impl Store {
                     held: row.try_get("held")?,
                     last_error: row.try_get("last_error")?,
                     waiting_seconds: row.try_get("waiting_seconds")?,
+                    paused: row.try_get("paused")?,
                 })
             })
             .collect()

@@ -94,7 +94,7 @@ impl fmt::Display for Report {
                 writeln!(
                     f,
                     "  the relay's user needs: usage on the schema; select, update and, for retention, delete on {table}; \
-                     usage on schema keiro_relay"
+                     usage on schema keiro_relay; select on keiro_relay.pauses"
                 )?;
             }
             Found::Ours(shape) => {
@@ -389,8 +389,10 @@ const RELAY_HISTORY_NAME: &str = "schema_history";
 /// A numbered file: its name and its text.
 type NumberedFile = (&'static str, &'static str);
 
-const RELAY_FILES: [NumberedFile; 1] =
-    [("V1__outbox_tables", include_str!("../../migrations/relay/V1__outbox_tables.sql"))];
+const RELAY_FILES: [NumberedFile; 2] = [
+    ("V1__outbox_tables", include_str!("../../migrations/relay/V1__outbox_tables.sql")),
+    ("V2__pauses", include_str!("../../migrations/relay/V2__pauses.sql")),
+];
 const LEAN_FILES: [NumberedFile; 1] = [("V1__outbox_lean", include_str!("../../migrations/lean/V1__outbox_lean.sql"))];
 const SHARED_FILES: [NumberedFile; 1] =
     [("V1__outbox_shared", include_str!("../../migrations/shared/V1__outbox_shared.sql"))];

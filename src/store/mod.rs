@@ -13,6 +13,7 @@ mod migrate;
 mod names;
 mod operator;
 mod page;
+mod pauses;
 mod pgtime;
 mod select;
 mod settle;
@@ -31,17 +32,22 @@ pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
     COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
+    inspect_to_read,
 };
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
 pub use page::{Cell, Record, Walked};
+pub use pauses::{PAUSES_MAX, PauseEnd, Paused, PausesError};
 pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
 pub use settle::Settled;
 pub use why::{AHEAD_MAX, Ahead, LaneHead};
 
 use crate::config::Config;
 use statements::Statements;
+
+/// How long one statement of a command may take that only looks.
+const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// The outbox table, once its shape is known.
 #[derive(Debug)]
@@ -70,15 +76,32 @@ impl Store {
     /// [`StoreError::Setting`] when the connection settings cannot be used.
     pub fn new(config: &Config, pool_size: usize) -> Result<Self, StoreError> {
         let database = crate::config::Database { pool_size, ..config.database.clone() };
-        Ok(Self {
-            db: Db::new(&database, &config.relay.instance, &config.policy_hash())?,
+        let db = Db::new(&database, &config.relay.instance, &config.policy_hash())?;
+        Ok(Self::over(db, database, config))
+    }
+
+    /// A store for a command that only looks, over one connection: the server refuses every change, and ends a statement that takes
+    /// longer than a person waits.
+    ///
+    /// # Errors
+    /// As [`Store::new`].
+    pub fn read_only(config: &Config) -> Result<Self, StoreError> {
+        let statement_timeout = config.database.statement_timeout.min(LOOK_MAX);
+        let database = crate::config::Database { pool_size: 1, statement_timeout, ..config.database.clone() };
+        let db = Db::read_only(&database, &config.relay.instance, &config.policy_hash())?;
+        Ok(Self::over(db, database, config))
+    }
+
+    fn over(db: Db, database: crate::config::Database, config: &Config) -> Self {
+        Self {
+            db,
             schema: database.schema,
             table: database.table,
             // The server ends a statement after statement_timeout; what is longer is a connection that died.
             bound: database.statement_timeout + database.connect_timeout,
             payload_octets_max: config.kafka.message_bytes_max,
             known: RwLock::new(None),
-        })
+        }
     }
 
     /// Reads the table's shape and our permissions from the catalogue. Changes nothing: see [`Store::adopt`].
@@ -87,6 +110,14 @@ impl Store {
     /// Every problem of the table at once, or why it could not be read.
     pub async fn inspect(&self) -> Result<Shape, InspectError> {
         inspect(&self.db, &self.schema, &self.table).await
+    }
+
+    /// [`Store::inspect`] for a command that only reads: the right to update is not asked for.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn inspect_to_read(&self) -> Result<Shape, InspectError> {
+        inspect_to_read(&self.db, &self.schema, &self.table).await
     }
 
     /// Uses the statements of this shape from now on.
@@ -124,6 +155,7 @@ impl Store {
         let (connection, listener) = self.db.dedicated().await?;
         connection.listen(WAKE_CHANNEL, self.bound).await?;
         connection.listen(RESUME_CHANNEL, self.bound).await?;
+        connection.listen(PAUSE_CHANNEL, self.bound).await?;
         Ok(Listening { _connection: connection, listener })
     }
 
@@ -178,6 +210,8 @@ fn shape_unknown() -> StoreError {
 
 /// The channel of `keiro-relay resume`; the payload is the source.
 pub const RESUME_CHANNEL: &str = "keiro_relay_resume";
+/// The channel that says that something was paused or resumed; the payload says nothing.
+pub const PAUSE_CHANNEL: &str = "keiro_relay_pause";
 
 /// What a [`Listening`] connection heard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -186,9 +220,11 @@ pub enum Heard {
     Changed(String),
     /// An operator resumed this source.
     Resumed(String),
+    /// Something was paused, or is no more.
+    Pauses,
 }
 
-/// A connection that listens on [`WAKE_CHANNEL`] and [`RESUME_CHANNEL`].
+/// A connection that listens on [`WAKE_CHANNEL`], [`RESUME_CHANNEL`] and [`PAUSE_CHANNEL`].
 #[derive(Debug)]
 pub struct Listening {
     _connection: Dedicated,
@@ -199,7 +235,11 @@ impl Listening {
     /// The next thing said; `None` when the connection is gone. Cancel-safe.
     pub async fn next(&mut self) -> Option<Heard> {
         let Notification { channel, payload } = self.listener.next().await?;
-        Some(if channel == RESUME_CHANNEL { Heard::Resumed(payload) } else { Heard::Changed(payload) })
+        Some(match channel.as_str() {
+            RESUME_CHANNEL => Heard::Resumed(payload),
+            PAUSE_CHANNEL => Heard::Pauses,
+            _ => Heard::Changed(payload),
+        })
     }
 }
 

@@ -7,6 +7,8 @@ use uuid::Uuid;
 
 use super::claim::to_bigint;
 use super::{Head, RESUME_CHANNEL, Store, StoreError};
+use crate::domain::message::PgTime;
+use crate::domain::pause::PausedRows;
 use crate::domain::policy::Policy;
 
 impl Store {
@@ -15,6 +17,13 @@ impl Store {
         const ROWS: usize = 1_000_000;
         let statements = self.statements()?;
         self.count(&statements.due, source, ROWS).await
+    }
+
+    /// Returns the database's time.
+    pub async fn now(&self) -> Result<PgTime, StoreError> {
+        let rows = self.query("select statement_timestamp() as now", &[]).await?;
+        let row = rows.first().ok_or_else(|| StoreError::Protocol("the time is no row".to_owned()))?;
+        Ok(row.try_get("now")?)
     }
 
     /// Counts the sent rows of a source, at most `rows_max`.
@@ -43,10 +52,12 @@ impl Store {
     pub async fn resume(&self, source: &str, policy: Policy, dry_run: bool) -> Result<Option<Uuid>, StoreError> {
         const ROWS: usize = 10_000;
         let halting = match policy {
-            Policy::StopTheLine => self.heads(source, 1).await?.into_iter().find(Head::halts),
-            Policy::PerKeyHeadOfLine | Policy::PerSourceStream | Policy::BestEffort => {
-                self.heads(source, ROWS).await?.into_iter().find(|head| head.held && head.status == "failed")
-            }
+            Policy::StopTheLine => self.heads(source, 1, &PausedRows::default()).await?.into_iter().find(Head::halts),
+            Policy::PerKeyHeadOfLine | Policy::PerSourceStream | Policy::BestEffort => self
+                .heads(source, ROWS, &PausedRows::default())
+                .await?
+                .into_iter()
+                .find(|head| head.held && head.status == "failed"),
         };
         let Some(head) = halting else { return Ok(None) };
         if dry_run {

@@ -698,16 +698,6 @@ impl Render<'_> {
 }
 
 impl Store {
-    /// The database's now, to which [`When::Ago`] and due times refer.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub async fn now(&self) -> Result<PgTime, StoreError> {
-        let found = self.query("select statement_timestamp() as now", &[]).await?;
-        let row = found.first().ok_or_else(|| StoreError::Protocol("the server told no time".to_owned()))?;
-        Ok(row.try_get("now")?)
-    }
-
     /// The next rows of a selection in the contract's order, behind a position: their positions, and nothing locked. What they are then
     /// changed by has to look at their state again.
     ///

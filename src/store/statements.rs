@@ -34,6 +34,9 @@ pub(super) struct Statements {
     pub resume: String,
     pub ahead: String,
     pub ahead_key: String,
+    pub waiting_source: String,
+    pub waiting_lane: String,
+    pub waiting_topic: String,
 }
 
 /// Non-terminal rows. On a lean table the first two conditions are the live indexes' predicates; on a shared table they would
@@ -99,6 +102,9 @@ impl Statements {
             resume: render(include_str!("sql/resume.sql")),
             ahead: render(include_str!("sql/ahead.sql")),
             ahead_key: render(include_str!("sql/ahead_key.sql")),
+            waiting_source: render(include_str!("sql/waiting_source.sql")),
+            waiting_lane: render(include_str!("sql/waiting_lane.sql")),
+            waiting_topic: render(include_str!("sql/waiting_topic.sql")),
         }
     }
 
@@ -130,6 +136,9 @@ impl Statements {
             "resume" => &self.resume,
             "ahead" => &self.ahead,
             "ahead_key" => &self.ahead_key,
+            "waiting_source" => &self.waiting_source,
+            "waiting_lane" => &self.waiting_lane,
+            "waiting_topic" => &self.waiting_topic,
             _ => return None,
         };
         Some(text)

@@ -2,6 +2,7 @@
 //!
 //! Nothing here ever changes a row, and nothing here judges: `cli::rows::why` does.
 
+use std::fmt;
 use std::time::Duration;
 
 use tokio_postgres::Row;
@@ -24,12 +25,14 @@ pub struct Ahead {
 }
 
 /// The first row of a lane.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct LaneHead {
     /// Primary key.
     pub outbox_id: Uuid,
     /// Its topic.
     pub topic: String,
+    /// Its key.
+    pub message_key: Option<String>,
     /// Its status.
     pub status: String,
     /// Attempts spent.
@@ -40,6 +43,16 @@ pub struct LaneHead {
     pub updated_at: PgTime,
     /// Why its last attempt failed.
     pub last_error: Option<String>,
+}
+
+/// Without its key, which is content of a row.
+impl fmt::Debug for LaneHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaneHead")
+            .field("outbox_id", &self.outbox_id)
+            .field("status", &self.status)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Rows before a row that are counted.
@@ -94,6 +107,7 @@ fn ahead(row: &Row) -> Result<Ahead, StoreError> {
     let head = LaneHead {
         outbox_id: row.try_get("outbox_id")?,
         topic: row.try_get("destination")?,
+        message_key: row.try_get("message_key")?,
         status: row.try_get("status")?,
         attempt_count: row.try_get("attempt_count")?,
         next_attempt_at: row.try_get("next_attempt_at")?,

@@ -4,11 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use keiro_relay::domain::message::PgTime;
+use keiro_relay::domain::pause::{Pause, PauseTarget, Pauses};
 use keiro_relay::domain::policy::Policy;
 use keiro_relay::publish::{BrokerHealth, ParkedTopic};
 use keiro_relay::relay::health::{
     Board, Halt, HaltKind, Identity, Limits, LoopName, Moment, RECENT_MAX, Readiness, SourceSample,
 };
+use keiro_relay::relay::pause_report::PausesShown;
 use keiro_relay::telemetry::Metrics;
 use uuid::Uuid;
 
@@ -178,6 +181,78 @@ fn rows_that_are_ready_and_get_no_verdict_are_a_reason_since_the_last_one() {
     // Any verdict is progress, also a bad one.
     scene.board.progress("billing");
     assert_eq!(scene.reasons(), [""; 0]);
+}
+
+fn pauses(targets: Vec<PauseTarget>) -> PausesShown {
+    let pause = |target| Pause {
+        target,
+        since: PgTime::from_unix_micros(0),
+        until: Some(PgTime::INFINITY),
+        by: "alice\n".into(),
+        reason: Some("ledger\u{1b}[31m".into()),
+    };
+    PausesShown::of(&Pauses::new(targets.into_iter().map(pause).collect()), None)
+}
+
+fn lane(key: &str) -> PauseTarget {
+    PauseTarget::Lane { source_name: "billing".into(), message_key: key.into() }
+}
+
+#[test]
+fn a_pause_is_no_reason_however_old_its_rows_become_and_neither_is_its_end() {
+    let scene = Scene::working();
+    scene.board.progress("billing");
+    scene.board.pauses(pauses(vec![PauseTarget::Source("billing".into())]));
+    for _ in 0..10 {
+        scene.pass(60);
+        // Also where the sample does not know of the pause yet.
+        scene.sample("billing", 3_600.0);
+        assert_eq!(scene.reasons(), [""; 0]);
+    }
+    scene.board.pauses(pauses(vec![]));
+    for _ in 0..3 {
+        assert_eq!(scene.reasons(), [""; 0], "rows that waited for an hour have a while to go out");
+        scene.pass(30);
+        scene.sample("billing", 3_600.0);
+    }
+    scene.pass(1);
+    assert_eq!(scene.reasons(), [STALLED]);
+}
+
+#[test]
+fn pauses_are_shown_counted_and_told_once_without_any_key() {
+    let scene = Scene::working();
+    let off = |text: &str| PausesShown::of(&Pauses::default(), Some(text.into()));
+    let lines = json_logged(|| {
+        scene.board.pauses(off("no table"));
+        scene.board.pauses(off("no table"));
+        for _ in 0..2 {
+            scene.board.pauses(pauses(vec![PauseTarget::Topic("invoices".into()), lane("secret-1"), lane("secret-2")]));
+        }
+    });
+    let said: Vec<String> =
+        lines.iter().map(|line| format!("{} {}", line["kind"], line["count"]).replace('"', "")).collect();
+    assert_eq!(said, ["null null", "lane 2", "topic 1", "null null"]);
+    let status = serde_json::to_value(scene.board.snapshot().status()).expect("JSON");
+    assert_eq!(
+        status["paused"][0],
+        serde_json::json!({
+            "kind": "topic", "name": "invoices", "since": "1970-01-01T00:00:00.000Z", "until": "infinity", "by": "alice ",
+            "reason": "ledger [31m",
+        })
+    );
+    assert_eq!(
+        (status["paused"][2]["kind"].as_str(), status["paused"][2]["name"].as_str()),
+        (Some("lane"), Some("billing"))
+    );
+    assert_eq!(status["pauses_off"], serde_json::Value::Null);
+    assert!(!format!("{status} {lines:?}").contains("secret"));
+    let metric = |kind: &str| value(scene.board.metrics(), &format!("keiro_relay_paused{{kind=\"{kind}\"}}"));
+    assert_eq!((metric("source"), metric("topic"), metric("lane")), (0.0, 1.0, 2.0));
+    scene.board.pauses(pauses(vec![lane("secret-1")]));
+    assert_eq!((metric("topic"), metric("lane")), (0.0, 1.0));
+    let recent = &scene.board.snapshot().status().recent;
+    assert_eq!((recent[0].change, recent[1].change), ("unpaused", "paused"));
 }
 
 #[test]

@@ -385,3 +385,56 @@ fn a_wake_up_reaches_lanes_in_flight() {
     let again = next(&mut lanes);
     assert_eq!((lanes_of(&again), again.retry), (vec![key("a"), key("b"), key("c")], false));
 }
+
+// ---- pauses ----------------------------------------------------------------------------------------------------------------
+
+fn paused(key: Option<&str>, number: i64) -> Glimpse {
+    seen(key, number, RowState::Paused, false)
+}
+
+#[test]
+fn a_lane_whose_head_is_paused_is_left_alone_until_the_pause_ends() {
+    let (mut lanes, now) = after(PER_KEY, &[paused(Some("a"), 1), due("a", 2), due("b", 3), paused(Some("b"), 4)]);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("b")]);
+    assert_eq!(lanes.next_request(BATCH), None);
+    // Nobody is asked every few seconds about a hundred thousand lanes of a paused topic.
+    lanes.tick(now + PROBE_INTERVAL_MAX * 3);
+    assert_eq!(lanes.next_request(BATCH), None);
+    lanes.tick(now + PROBE_INTERVAL_MAX * 4);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![Served::Nothing(Some(paused(Some("a"), 1)))], now);
+    assert_eq!(lanes.next_request(BATCH), None, "no retry every moment, as after a lost race");
+    lanes.wake_all();
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a")]);
+}
+
+#[test]
+fn a_claim_that_ends_at_a_paused_row_leaves_its_lane_alone_until_the_pause_ends() {
+    let (mut lanes, now) = after(PER_KEY, &[due("a", 1), paused(Some("a"), 2), due("a", 3)]);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![claimed(1, 1)], now);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![Served::Nothing(Some(paused(Some("a"), 2)))], now);
+    assert_eq!((lanes.next_request(BATCH), lanes.len()), (None, 1));
+    // A row committed late before it may go.
+    lanes.discovered(&[due("a", 1)], now);
+    assert_eq!(lanes_of(&next(&mut lanes)), [key("a")]);
+}
+
+#[test]
+fn single_rows_that_are_paused_take_no_room() {
+    let (mut lanes, now) = (Lanes::new(PER_KEY, 2), Instant::now());
+    let rows: Vec<Glimpse> = (1..100).map(|number| paused(None, number)).collect();
+    lanes.discovered(&rows, now);
+    assert!(!lanes.take_overflowed() && lanes.is_empty());
+    lanes.discovered(&[seen(None, 100, RowState::Due, false)], now);
+    let request = next(&mut lanes);
+    lanes.served(&request, vec![Served::Nothing(Some(paused(None, 100)))], now);
+    assert!(lanes.is_empty());
+}
+
+#[test]
+fn a_whole_source_whose_head_is_paused_is_probed_like_any_other() {
+    let (mut lanes, now) = after(Policy::PerSourceStream, &[paused(Some("a"), 1)]);
+    assert_eq!((lanes.next_request(BATCH), lanes.next_probe_at()), (None, Some(now + PROBE_INTERVAL_MAX)));
+}

@@ -112,6 +112,7 @@ fn every_metric_of_the_design_is_there_with_its_type_and_labels_from_the_start()
         ("in_flight_bytes", "gauge", ""),
         ("source_halted", "gauge", r#"source="billing""#),
         ("topic_parked", "gauge", r#"topic="other""#),
+        ("paused", "gauge", r#"kind="lane""#),
         ("unrouted_rows", "gauge", r#"source="billing""#),
         ("producer_rebuilds_total", "counter", ""),
         ("retention_deleted_total", "counter", ""),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use keiro_relay::domain::message::{Message, PgTime, Position};
 use keiro_relay::domain::outcome::Rejection;
+use keiro_relay::domain::pause::PausedRows;
 use keiro_relay::domain::plan::Verdict;
 use keiro_relay::store::{Claim, Store, StoreError};
 use rand::rngs::StdRng;
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use crate::support::database::Table;
 use crate::support::outbox::{Outbox, Row, created_at, id, keyed, row, seed, with};
-use crate::support::random::{Kinds, one_of};
+use crate::support::random::{Kinds, TOPICS, draw_paused, one_of};
 use crate::support::{LONG, run, wait_until_async};
 
 /// More bytes than any batch here has.
@@ -46,24 +47,31 @@ impl Ask {
         Self::Rows { ids: numbers.into_iter().map(id).collect(), bytes_max: ALL_BYTES, retry }
     }
 
-    async fn of(&self, store: &Store) -> Result<Claim, StoreError> {
+    async fn of(&self, store: &Store, paused: &PausedRows) -> Result<Claim, StoreError> {
         match self {
             Self::Keys { source, keys, rows_max, bytes_max, retry } => {
                 let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-                store.claim_keys(source, &keys, rows_max, *bytes_max, *retry).await
+                store.claim_keys(source, &keys, rows_max, *bytes_max, *retry, paused).await
             }
-            Self::Rows { ids, bytes_max, retry } => store.claim_rows(ids, *bytes_max, *retry).await,
-            Self::Stream { source, rows_max, bytes_max } => store.claim_stream(source, *rows_max, *bytes_max).await,
+            Self::Rows { ids, bytes_max, retry } => store.claim_rows(ids, *bytes_max, *retry, paused).await,
+            Self::Stream { source, rows_max, bytes_max } => {
+                store.claim_stream(source, *rows_max, *bytes_max, paused).await
+            }
         }
     }
 
     async fn numbers(&self, store: &Store) -> Vec<u64> {
-        numbers(&self.of(store).await.expect("a claim").messages)
+        numbers(&self.of(store, &NOTHING).await.expect("a claim").messages)
     }
 
     /// What the contract lets this claim take of these rows, when nobody else holds any of them.
-    fn allowed(&self, rows: &[Row]) -> Vec<Uuid> {
+    fn allowed(&self, rows: &[Row], paused: &PausedRows) -> Vec<Uuid> {
         let mut taken: Vec<&Row> = Vec::new();
+        let may_go = |row: &Row| {
+            let key = row.key.as_ref();
+            let held = paused.topics.contains(&row.destination) || key.is_some_and(|key| paused.keys.contains(key));
+            row.is_claimable() && !held
+        };
         let fits = |taken: &[&Row], bytes_max: usize| {
             taken.is_empty() || taken.iter().map(|row| row.payload_octets).sum::<usize>() < bytes_max
         };
@@ -75,7 +83,7 @@ impl Ask {
                         .filter(|row| row.is_live() && row.source == *source && row.key.as_ref() == Some(key));
                     let ready = lane
                         .take(usize::try_from(*rows_max).expect("a limit"))
-                        .take_while(|row| row.is_claimable() && (row.attempt_count <= 0 || *retry));
+                        .take_while(|row| may_go(row) && (row.attempt_count <= 0 || *retry));
                     for row in ready {
                         if fits(&taken, *bytes_max) {
                             taken.push(row);
@@ -85,7 +93,7 @@ impl Ask {
             }
             Self::Rows { ids, bytes_max, retry } => {
                 for row in rows.iter().filter(|row| ids.contains(&row.id())) {
-                    let ready = row.is_claimable() && (row.attempt_count <= 0 || *retry);
+                    let ready = may_go(row) && (row.attempt_count <= 0 || *retry);
                     if ready && fits(&taken, *bytes_max) {
                         taken.push(row);
                     }
@@ -93,7 +101,7 @@ impl Ask {
             }
             Self::Stream { source, rows_max, bytes_max } => {
                 let lane = rows.iter().filter(|row| row.is_live() && row.source == *source).take(*rows_max);
-                for row in lane.take_while(|row| row.is_claimable()) {
+                for row in lane.take_while(|row| may_go(row)) {
                     let alone = row.attempt_count > 0 || taken.first().is_some_and(|head| head.attempt_count > 0);
                     if (alone && !taken.is_empty()) || !fits(&taken, *bytes_max) {
                         break;
@@ -141,6 +149,9 @@ impl Ask {
     }
 }
 
+/// Nothing is paused.
+const NOTHING: PausedRows = PausedRows { topics: Vec::new(), keys: Vec::new() };
+
 /// The numbers of rows made by [`row`].
 fn numbers(messages: &[Message]) -> Vec<u64> {
     messages.iter().map(|message| number(message.outbox_id)).collect()
@@ -163,9 +174,9 @@ fn lines(rows: &[Row]) -> String {
 
 /// Compares a claim with what the contract says of the rows before and after it.
 #[track_caller]
-fn judge(ask: &Ask, before: &[Row], claim: &Claim, after: &[Row]) {
+fn judge(ask: &Ask, paused: &PausedRows, before: &[Row], claim: &Claim, after: &[Row]) {
     let claimed: Vec<Uuid> = claim.messages.iter().map(|message| message.outbox_id).collect();
-    assert_eq!(claimed, ask.allowed(before), "{ask:?} of\n{}", lines(before));
+    assert_eq!(claimed, ask.allowed(before, paused), "{ask:?} beside {paused:?} of\n{}", lines(before));
 
     for message in &claim.messages {
         let found = before.iter().find(|row| row.id() == message.outbox_id).expect("a row of the table");
@@ -206,12 +217,13 @@ async fn random_tables(table: Table, tables: usize, prepare: &str) {
         let mut before = outbox.rows().await;
         for _ in 0..CLAIMS {
             let ask = Ask::draw(&mut rng, &kinds, &before);
-            let claim = match ask.of(&outbox.store).await {
+            let paused = draw_paused(&mut rng, &TOPICS, &kinds.keys);
+            let claim = match ask.of(&outbox.store, &paused).await {
                 Ok(claim) => claim,
                 Err(error) => panic!("{error} for {ask:?} of\n{}", lines(&before)),
             };
             let after = outbox.rows().await;
-            judge(&ask, &before, &claim, &after);
+            judge(&ask, &paused, &before, &claim, &after);
             claimed += claim.messages.len();
             before = after;
         }
@@ -279,7 +291,7 @@ fn every_column_reaches_the_message() {
                     r#"update keiro.keiro_outbox set attributes = '{"b": 1.50, "a": "ü"}' where message_id = 'msg_1'"#,
                 )
                 .await;
-            let claim = outbox.store.claim_stream("s", 9, ALL_BYTES).await.expect("a claim");
+            let claim = outbox.store.claim_stream("s", 9, ALL_BYTES, &NOTHING).await.expect("a claim");
             let [full, bare] = claim.messages.as_slice() else { panic!("{claim:?}") };
 
             let texts = [&full.message_id, &full.source_name, &full.destination, &full.event_type, &full.content_type];
@@ -345,7 +357,7 @@ fn a_payload_over_the_limit_is_claimed_without_being_read() {
                     .collect()
             };
             for ask in [Ask::key("k", 9, false), Ask::stream(9), Ask::rows(1..=3, false)] {
-                let claim = ask.of(&store).await.expect("a claim");
+                let claim = ask.of(&store, &NOTHING).await.expect("a claim");
                 assert_eq!(seen(&claim), [(1, None), (0, Some(2001)), (1, None)], "{ask:?}");
                 outbox.execute("update keiro.keiro_outbox set status = 'pending', attempt_count = 0").await;
             }
@@ -363,11 +375,11 @@ fn attempted_rows_are_claimed_alone() {
             outbox.insert(&[keyed(1, "k"), keyed(2, "k"), attempted(3), keyed(4, "k"), keyed(5, "k")]).await;
             let store = &outbox.store;
 
-            assert_eq!(Ask::rows([1, 3, 5], false).allowed(&outbox.rows().await), [id(1), id(5)]);
+            assert_eq!(Ask::rows([1, 3, 5], false).allowed(&outbox.rows().await, &NOTHING), [id(1), id(5)]);
             assert_eq!(Ask::key("k", 9, false).numbers(store).await, [1, 2], "an attempted row ends the run");
             outbox.execute("update keiro.keiro_outbox set status = 'dead' where outbox_id < '01900000-0000-7000-8000-000000000003'").await;
             assert_eq!(Ask::key("k", 9, false).numbers(store).await, NONE, "and at the head it is left to a retry");
-            assert_eq!(Ask::rows(1..=5, false).of(store).await.expect("a claim").messages.len(), 2);
+            assert_eq!(Ask::rows(1..=5, false).of(store, &NOTHING).await.expect("a claim").messages.len(), 2);
             outbox.execute("update keiro.keiro_outbox set status = 'pending', attempt_count = 0 where attempt_count = 1 and status = 'publishing'").await;
             assert_eq!(Ask::stream(9).numbers(store).await, [3], "alone at the head of a stream");
             outbox
@@ -417,7 +429,7 @@ impl Race {
     }
 
     /// Runs a claim whose snapshot is from before `meanwhile`, and whose locks are from after it.
-    async fn claim(&self, ask: &Ask, meanwhile: impl AsyncFnOnce()) -> Claim {
+    async fn claim(&self, ask: &Ask, paused: &PausedRows, meanwhile: impl AsyncFnOnce()) -> Claim {
         let holder = self.outbox.database.connect().await;
         holder.batch_execute(&format!("select pg_advisory_lock({GATE})")).await.expect("close the gate");
         let waiting = "select exists (select from pg_locks where locktype = 'advisory' and not granted and database = \
@@ -430,7 +442,7 @@ impl Race {
             meanwhile().await;
             holder.batch_execute(&format!("select pg_advisory_unlock({GATE})")).await.expect("open the gate");
         };
-        let (claim, ()) = tokio::join!(ask.of(&self.gated), disturb);
+        let (claim, ()) = tokio::join!(ask.of(&self.gated, paused), disturb);
         claim.expect("a claim")
     }
 
@@ -443,7 +455,7 @@ impl Race {
 
     /// Somebody else claims row `n` and, perhaps, settles it.
     async fn disturb(&self, n: u64, disturbance: &Disturbance) {
-        let claim = self.thief.claim_rows(&[id(n)], ALL_BYTES, true).await.expect("a claim");
+        let claim = self.thief.claim_rows(&[id(n)], ALL_BYTES, true, &NOTHING).await.expect("a claim");
         assert_eq!(numbers(&claim.messages), [n]);
         if let Some(verdict) = &disturbance.verdict {
             settle(&self.thief, &claim.messages, std::slice::from_ref(verdict)).await;
@@ -523,7 +535,7 @@ async fn disturbed(rows: &[u64], ask: &Ask, expected: impl Fn(u64, &Disturbance)
         for disturbance in disturbances() {
             for &n in rows {
                 race.refill().await;
-                let claim = race.claim(ask, async || race.disturb(n, &disturbance).await).await;
+                let claim = race.claim(ask, &NOTHING, async || race.disturb(n, &disturbance).await).await;
                 let what = format!("row {n} {} on {table:?}", disturbance.what);
                 assert_eq!(numbers(&claim.messages), expected(n, &disturbance), "{what}");
                 for row in race.outbox.rows().await {
@@ -553,6 +565,27 @@ fn a_stream_that_changes_behind_the_snapshot_is_claimed_up_to_the_change() {
     run(async || {
         let expected = |n, found: &Disturbance| if found.claimable { (1..=4).collect() } else { (1..n).collect() };
         disturbed(&[1, 2, 3], &Ask::stream(9), expected).await;
+    });
+}
+
+#[test]
+fn a_row_that_somebody_sends_to_a_paused_topic_behind_the_snapshot_ends_the_claim() {
+    run(async || {
+        let paused = PausedRows { topics: vec!["elsewhere".to_owned()], keys: Vec::new() };
+        for table in [Table::NewerShared, Table::Lean] {
+            let race = Race::on(table).await;
+            for (ask, expected) in [
+                (Ask::key("k", 9, false), vec![1]),
+                (Ask::stream(9), vec![1]),
+                (Ask::rows(1..=4, false), vec![1, 3, 4]),
+            ] {
+                race.refill().await;
+                let redirect =
+                    format!("update keiro.keiro_outbox set destination = 'elsewhere' where outbox_id = '{}'", id(2));
+                let claim = race.claim(&ask, &paused, async || race.outbox.execute(&redirect).await).await;
+                assert_eq!(numbers(&claim.messages), expected, "{ask:?} on {table:?}");
+            }
+        }
     });
 }
 
@@ -616,7 +649,7 @@ fn of_two_claims_at_once_one_takes_the_lane() {
             for (ask, _) in asks() {
                 race.refill().await;
                 let late = race
-                    .claim(&ask, async || assert_eq!(ask.numbers(&race.thief).await, [1, 2, 3, 4], "{ask:?}"))
+                    .claim(&ask, &NOTHING, async || assert_eq!(ask.numbers(&race.thief).await, [1, 2, 3, 4], "{ask:?}"))
                     .await;
                 assert_eq!(numbers(&late.messages), NONE, "{ask:?} on {table:?}");
                 assert!(race.outbox.rows().await.iter().all(|row| row.attempt_count == 1));
@@ -633,7 +666,7 @@ fn a_row_deleted_behind_the_snapshot_is_no_row() {
         for (ask, ordered) in asks() {
             race.refill().await;
             let delete = format!("delete from keiro.keiro_outbox where outbox_id = '{}'", id(2));
-            let claim = race.claim(&ask, async || race.outbox.execute(&delete).await).await;
+            let claim = race.claim(&ask, &NOTHING, async || race.outbox.execute(&delete).await).await;
             let expected: &[u64] = if ordered { &[1] } else { &[1, 3, 4] };
             assert_eq!(numbers(&claim.messages), expected, "{ask:?}");
         }
@@ -654,7 +687,8 @@ fn a_row_committed_late_is_claimed_next() {
                 other.batch_execute("begin").await.expect("begin");
                 crate::support::outbox::insert(&other, &[keyed(1, "k"), keyed(3, "k")]).await;
 
-                let claim = race.claim(&ask, async || other.batch_execute("commit").await.expect("commit")).await;
+                let claim =
+                    race.claim(&ask, &NOTHING, async || other.batch_execute("commit").await.expect("commit")).await;
                 assert_eq!(numbers(&claim.messages), [2, 4], "{ask:?} on {table:?}");
                 // Row 3 waits for row 2, which is in flight; row 1 waits for nobody.
                 assert_eq!(ask.numbers(&race.outbox.store).await, [1], "{ask:?} on {table:?}");
@@ -784,6 +818,7 @@ async fn assert_nothing_overtaken(client: &tokio_postgres::Client, order: Order,
 }
 
 const CROWD_KEYS: [&str; 4] = ["a", "b", "c", "d"];
+const CROWD_TOPICS: [&str; 3] = ["x", "y", "z"];
 const CROWD_ATTEMPTS_MAX: i64 = 4;
 
 /// A relay without a scheduler: asks for random lanes again and again until all rows are finished.
@@ -808,7 +843,9 @@ async fn crowd_relay(outbox: &Outbox, ledger: &Ledger, order: Order, seed: u64, 
                 Ask::Keys { source: "s".to_owned(), keys, rows_max, bytes_max: ALL_BYTES, retry: false }
             }
         };
-        let messages = ask.of(&store).await.expect("a claim").messages;
+        // Relays learn of a pause one after the other, so each believes what it likes.
+        let paused = draw_paused(&mut rng, &CROWD_TOPICS, &CROWD_KEYS);
+        let messages = ask.of(&store, &paused).await.expect("a claim").messages;
         let rows: Vec<Held> = messages
             .iter()
             .map(|message| Held { position: message.position(), key: message.message_key.clone() })
@@ -889,7 +926,7 @@ async fn crowd(table: Table, order: Order) {
             // A fifth has no key; runs of rows share a created_at.
             let row = with(row(n), json!({ "created_at": created_at(n / 3) }));
             let key = (!rng.random_bool(0.2)).then(|| one_of(&mut rng, &CROWD_KEYS));
-            with(row, json!({ "message_key": key }))
+            with(row, json!({ "message_key": key, "destination": one_of(&mut rng, &CROWD_TOPICS) }))
         })
         .collect();
     outbox.insert(&rows).await;

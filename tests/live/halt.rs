@@ -102,7 +102,10 @@ fn failure_halts_the_source_until_the_row_is_due_or_somebody_resumes_it() {
     command(&setup, &["resume", "nobody"], 3);
     let resumed = command(&setup, &["resume", "line", "--json"], 0);
     let resumed: serde_json::Value = serde_json::from_str(&resumed.stdout).expect("one object");
-    assert_eq!(resumed, serde_json::json!({ "source": "line", "outbox_id": first, "resumed": true }));
+    assert_eq!(
+        resumed,
+        serde_json::json!({ "source": "line", "outbox_id": first, "resumed": true, "was_paused": false })
+    );
     wait_until("the source to move again", LONG, || session.rows("source = 'line' and status = 'sent'") == 10);
     wait_until("the gauge to say so", LONG, || halted(&daemon) == Some(0.0));
     assert_eq!(shown(&daemon, "line")["halted_on"], serde_json::Value::Null);

@@ -142,7 +142,7 @@ fn status_metrics_and_health_tell_what_is_there() {
     wait_until("what can be sent to be sent", LONG, || session.statuses("true") == "pending=4 rejected=1 sent=5");
     daemon.wait_http_ok("/readyz", LONG);
     wait_until("the backlog to be shown", LONG, || {
-        daemon.metric("keiro_relay_backlog_rows{source=\"line\",status=\"pending\"}") == Some(4.0)
+        daemon.metric("keiro_relay_backlog_rows{source=\"line\",status=\"rejected\"}") == Some(1.0)
     });
     let status = daemon.json("/status");
     assert_eq!((&status["instance"], &status["live"]), (&"relay-1".into(), &true.into()), "{status}");

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use keiro_relay::config::Secret;
 use keiro_relay::domain::lanes::{Glimpse, RowState};
 use keiro_relay::domain::message::{PgTime, Position};
+use keiro_relay::domain::pause::PausedRows;
 use keiro_relay::store::{Finished, Requeued, Store};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use crate::support::database::Table;
 use crate::support::outbox::{Outbox, Row, columns, id, keyed, row, seed, with};
-use crate::support::random::{Kinds, SOURCES, one_of};
+use crate::support::random::{Kinds, SOURCES, TOPICS, draw_paused, one_of};
 use crate::support::{run, unique};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -27,14 +28,19 @@ const CLOCK_SLACK_SECONDS: f64 = 60.0;
 // Looks at the table
 
 /// A row in a status that holds back its lane, as a glimpse shows it; of a later one only that it is later.
-fn glimpsed(row: &Row) -> (Position, Option<String>, &'static str, bool) {
+fn glimpsed(row: &Row, paused: &PausedRows) -> (Position, Option<String>, &'static str, bool) {
     let state = match row.status.as_str() {
+        "pending" | "failed" if held_back(row, paused) => "paused",
         "pending" | "failed" if row.due => "due",
         "pending" | "failed" => "later",
         "publishing" => "publishing",
         _ => "unknown",
     };
     (row.position, row.key.clone(), state, row.attempt_count > 0)
+}
+
+fn held_back(row: &Row, paused: &PausedRows) -> bool {
+    paused.topics.contains(&row.destination) || row.key.as_ref().is_some_and(|key| paused.keys.contains(key))
 }
 
 fn seen(glimpse: &Glimpse) -> (Position, Option<String>, &'static str, bool) {
@@ -45,6 +51,7 @@ fn seen(glimpse: &Glimpse) -> (Position, Option<String>, &'static str, bool) {
             assert!(delay > Duration::ZERO && delay <= HOUR, "{delay:?}");
             "later"
         }
+        RowState::Paused => "paused",
         RowState::Publishing => "publishing",
         RowState::Unknown => "unknown",
     };
@@ -88,14 +95,15 @@ async fn look(rng: &mut StdRng, kinds: &Kinds, store: &Store, rows: &[Row]) {
     let lean = kinds.table == Table::Lean;
     let far = |row: &Row| row.next_attempt_at >= PgTime(252_423_993_600_000_000);
     let source = one_of(rng, &kinds.sources);
+    let paused = draw_paused(rng, &TOPICS, &kinds.keys);
     let live: Vec<&Row> = rows.iter().filter(|row| row.source == source && row.is_live()).collect();
     let count = |status: &str| live.iter().filter(|row| row.status == status).count() as u64;
 
     let after = draw_position(rng, rows);
     let limit = rng.random_range(1..20);
     let window: Vec<&Row> = live.iter().copied().filter(|row| row.position > after).take(limit).collect();
-    let found = store.discover(source, after, limit).await.expect("DISCOVER");
-    assert_eq!(all_seen(&found), window.iter().map(|row| glimpsed(row)).collect::<Vec<_>>());
+    let found = store.discover(source, after, limit, &paused).await.expect("DISCOVER");
+    assert_eq!(all_seen(&found), window.iter().map(|row| glimpsed(row, &paused)).collect::<Vec<_>>());
 
     let stale = store.stale(source, after, limit, LEASE).await.expect("STALE");
     let mut expected: Vec<Uuid> =
@@ -105,11 +113,11 @@ async fn look(rng: &mut StdRng, kinds: &Kinds, store: &Store, rows: &[Row]) {
     let full = window.len() == limit;
     assert_eq!(stale.resume_after, window.last().filter(|_| full).map(|row| row.position));
 
-    let mut found = all_seen(&store.peek_keys(source, &kinds.distinct_keys()).await.expect("PEEK"));
+    let mut found = all_seen(&store.peek_keys(source, &kinds.distinct_keys(), &paused).await.expect("PEEK"));
     found.sort();
     let mut heads = BTreeMap::new();
     for row in live.iter().rev().filter(|row| row.key.is_some()) {
-        heads.insert(row.key.clone(), glimpsed(row));
+        heads.insert(row.key.clone(), glimpsed(row, &paused));
     }
     let mut expected: Vec<_> = heads.into_values().collect();
     expected.sort();
@@ -117,9 +125,9 @@ async fn look(rng: &mut StdRng, kinds: &Kinds, store: &Store, rows: &[Row]) {
 
     let asked: Vec<&Row> = rows.iter().filter(|_| rng.random_bool(0.3)).collect();
     let ids: Vec<Uuid> = asked.iter().map(|row| row.id()).chain([Uuid::nil()]).collect();
-    let mut found = all_seen(&store.peek_rows(&ids).await.expect("PEEK"));
+    let mut found = all_seen(&store.peek_rows(&ids, &paused).await.expect("PEEK"));
     found.sort();
-    assert_eq!(found, asked.iter().filter(|row| row.is_live()).map(|row| glimpsed(row)).collect::<Vec<_>>());
+    assert_eq!(found, asked.iter().filter(|row| row.is_live()).map(|row| glimpsed(row, &paused)).collect::<Vec<_>>());
 
     let backlog = store.backlog(source, 1000).await.expect("BACKLOG");
     let known = ["pending", "failed", "publishing"];
@@ -151,8 +159,9 @@ async fn look(rng: &mut StdRng, kinds: &Kinds, store: &Store, rows: &[Row]) {
     }
     assert!(finished.iter().all(|found| found.rows > 0 && ["dead", "rejected"].contains(&found.status.as_str())));
 
-    let heads = store.heads(source, limit).await.expect("HEADS");
+    let heads = store.heads(source, limit, &paused).await.expect("HEADS");
     assert_eq!(heads.len(), live.len().min(limit));
+    assert!(heads.iter().zip(&live).all(|(head, row)| head.paused == held_back(row, &paused)));
     for (head, row) in heads.iter().zip(&live) {
         let held = row.next_attempt_at >= PgTime(220_898_620_800_000_000);
         let found = (head.outbox_id, &head.message_key, &head.status, head.attempt_count, head.due, head.held);

@@ -30,7 +30,7 @@ fn empty_database_gets_the_lean_table_and_a_second_run_changes_nothing() {
     let database = fresh_database(Table::None);
     let report = migrated(&database, None, false);
     assert_eq!((&report.found, report.profile), (&Found::Nothing, Profile::Lean));
-    assert_eq!(report.applied, ["V1__outbox_tables", "V1__outbox_lean"]);
+    assert_eq!(report.applied, ["V1__outbox_tables", "V2__pauses", "V1__outbox_lean"]);
     let text = report.to_string();
     assert!(text.starts_with("\"keiro\".\"keiro_outbox\": created with the lean profile\n"), "{text}");
 
@@ -40,7 +40,7 @@ fn empty_database_gets_the_lean_table_and_a_second_run_changes_nothing() {
     assert!(report.applied.is_empty());
     assert!(report.to_string().contains("nothing to do"), "{report}");
     assert_eq!(fingerprint(&database), before);
-    assert_eq!(database.value("select count(*) from keiro_relay.schema_history"), "1");
+    assert_eq!(database.value("select count(*) from keiro_relay.schema_history"), "2");
     assert_eq!(
         database
             .value("select concat_ws(' ', schema_name, table_name, profile, origin) from keiro_relay.outbox_tables")
@@ -90,7 +90,7 @@ fn tables_of_keiro_are_adopted_untouched() {
         database.execute("drop index keiro.keiro_outbox_claim_order_idx");
         let report = migrated(&database, Some(Profile::Lean), false);
         assert!(matches!(&report.found, Found::Theirs(found) if found.profile == Profile::Shared), "{report:?}");
-        assert_eq!(report.applied, ["V1__outbox_tables"]);
+        assert_eq!(report.applied, ["V1__outbox_tables", "V2__pauses"]);
         let text = report.to_string();
         for part in ["made by another program, left as it is", shape, "shared profile"] {
             assert!(text.contains(part), "{part:?} is not in {text}");
@@ -153,7 +153,7 @@ fn two_at_once_make_one_table() {
         let reports: Vec<_> = reports.into_iter().map(|report| report.expect("migrate")).collect();
         let made = reports.iter().filter(|report| report.found == Found::Nothing).count();
         assert_eq!(made, 1, "{reports:?}");
-        assert_eq!(reports.iter().map(|report| report.applied.len()).sum::<usize>(), 2);
+        assert_eq!(reports.iter().map(|report| report.applied.len()).sum::<usize>(), 3);
     }
 }
 

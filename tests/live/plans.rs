@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use keiro_relay::domain::pause::PausedRows;
 use keiro_relay::store::{Db, Dedicated, Profile};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -165,41 +166,52 @@ async fn check(explainer: &Explainer, profile: Profile) {
     // Of a claimed row: an update that changes every index, or none.
     let row_buffers = if lean { 40 } else { 80 };
 
+    // What is paused: nothing that is here.
+    let none = "'{elsewhere}', '{nobody}'";
+
     let keys: Vec<String> = (0..32).map(|n| format!("key{n}")).collect();
     let keys = format!("'{{{}}}'", keys.join(","));
-    let claim = ("claim_keys", "text, text[], int[], bigint, bigint, bool");
-    let arguments = format!("'s', {keys}, {}, 512, {ALL_BYTES}, false", repeated("16", 32));
+    let claim = ("claim_keys", "text, text[], int[], bigint, bigint, bool, text[], text[]");
+    let arguments = format!("'s', {keys}, {}, 512, {ALL_BYTES}, false, {none}", repeated("16", 32));
     explainer.expect((claim.0, claim.1, &arguments), &[key, primary], 512, 512 * row_buffers).await;
-    let arguments = format!("'s', '{{key7}}', '{{1}}', 1, {ALL_BYTES}, true");
+    let arguments = format!("'s', '{{key7}}', '{{1}}', 1, {ALL_BYTES}, true, {none}");
     explainer.expect((claim.0, claim.1, &arguments), &[key, primary], 1, 100).await;
     // The failing key itself: as far as was asked, not as far as it goes.
-    let arguments = format!("'s', '{{failing0}}', '{{16}}', 16, {ALL_BYTES}, false");
+    let arguments = format!("'s', '{{failing0}}', '{{16}}', 16, {ALL_BYTES}, false, {none}");
     explainer.expect((claim.0, claim.1, &arguments), &[key, primary], 0, 100).await;
 
-    let claim = ("claim_stream", "text, bigint, bigint");
-    let arguments = format!("'stream', 500, {ALL_BYTES}");
+    let claim = ("claim_stream", "text, bigint, bigint, text[], text[]");
+    let arguments = format!("'stream', 500, {ALL_BYTES}, {none}");
     explainer.expect((claim.0, claim.1, &arguments), &[source, primary], 500, 500 * row_buffers).await;
-    let arguments = format!("'halted', 500, {ALL_BYTES}");
+    let arguments = format!("'halted', 500, {ALL_BYTES}, {none}");
     explainer.expect((claim.0, claim.1, &arguments), &[source, primary], 0, 500 * 4).await;
 
     let ids = explainer.ids("stream", 100).await;
-    let arguments = format!("'{ids}', {ALL_BYTES}, false");
-    explainer.expect(("claim_rows", "uuid[], bigint, bool", &arguments), &[primary], 100, 100 * row_buffers).await;
+    let arguments = format!("'{ids}', {ALL_BYTES}, false, {none}");
+    explainer
+        .expect(("claim_rows", "uuid[], bigint, bool, text[], text[]", &arguments), &[primary], 100, 100 * row_buffers)
+        .await;
 
     let nil = Uuid::nil();
-    let position = "text, timestamptz, uuid, bigint";
-    let arguments = format!("'s', '-infinity', '{nil}', 2000");
+    let position = "text, timestamptz, uuid, bigint, text[], text[]";
+    let arguments = format!("'s', '-infinity', '{nil}', 2000, {none}");
     explainer.expect(("discover", position, &arguments), &[source], 2000, 2000 * 3).await;
     // Behind what the cursor has passed.
-    let arguments = format!("'s', '2026-01-02', '{nil}', 2000");
+    let arguments = format!("'s', '2026-01-02', '{nil}', 2000, {none}");
     explainer.expect(("discover", position, &arguments), &[source], 2000, 2000 * 3).await;
     let arguments = format!("'stuck', '-infinity', '{nil}', 1000, 300000000");
     explainer.expect(("stale", "text, timestamptz, uuid, bigint, bigint", &arguments), &[source], 1, 1000 * 3).await;
-    explainer.expect(("heads", "text, bigint", "'s', 100"), &[source], 100, 100 * 4).await;
+    explainer
+        .expect(("heads", "text, bigint, text[], text[]", &format!("'s', 100, {none}")), &[source], 100, 100 * 4)
+        .await;
     explainer.expect(("backlog", "text, bigint", "'s', 1000"), &[source], 2, 1000 * 3).await;
     explainer.expect(("due", "text, bigint", "'stream', 1000"), &[source], 1, 1000 * 6).await;
-    explainer.expect(("peek_keys", "text, text[]", &format!("'s', {keys}")), &[key], 32, 32 * 10).await;
-    explainer.expect(("peek_rows", "uuid[]", &format!("'{ids}'")), &[primary], 100, 100 * 10).await;
+    explainer
+        .expect(("peek_keys", "text, text[], text[], text[]", &format!("'s', {keys}, {none}")), &[key], 32, 32 * 10)
+        .await;
+    explainer
+        .expect(("peek_rows", "uuid[], text[], text[]", &format!("'{ids}', {none}")), &[primary], 100, 100 * 10)
+        .await;
 
     let arguments = format!("'{{s,stream,nobody}}', {}, {}", repeated("2026-01-01", 3), repeated(&nil.to_string(), 3));
     explainer.expect(("poll", "text[], timestamptz[], uuid[]", &arguments), &[source], 2, 60).await;
@@ -258,11 +270,11 @@ fn an_older_tables_indexes_serve_too() {
         let outbox = Outbox::fresh(Table::OlderShared).await;
         outbox.insert(&[keyed(1, "k"), keyed(2, "k")]).await;
         let explainer = Explainer::on(outbox, "older").await;
-        let arguments = format!("'s', '{{k}}', '{{16}}', 16, {ALL_BYTES}, false");
-        let claim = ("claim_keys", "text, text[], int[], bigint, bigint, bool", arguments.as_str());
+        let arguments = format!("'s', '{{k}}', '{{16}}', 16, {ALL_BYTES}, false, '{{}}', '{{}}'");
+        let claim = ("claim_keys", "text, text[], int[], bigint, bigint, bool, text[], text[]", arguments.as_str());
         explainer.expect(claim, &["keiro_outbox_head_of_line_idx", "keiro_outbox_pkey"], 2, 200).await;
-        let arguments = format!("'s', 16, {ALL_BYTES}");
-        let claim = ("claim_stream", "text, bigint, bigint", arguments.as_str());
+        let arguments = format!("'s', 16, {ALL_BYTES}, '{{}}', '{{}}'");
+        let claim = ("claim_stream", "text, bigint, bigint, text[], text[]", arguments.as_str());
         explainer.expect(claim, &["keiro_outbox_source_order_idx", "keiro_outbox_pkey"], 2, 200).await;
     });
 }
@@ -282,10 +294,13 @@ fn lean_claims_are_hot() {
         let relay = outbox.another(|_| ());
         let keys: Vec<String> = (0..20).map(|n| format!("k{n}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let none = PausedRows::default();
         let claims = [
-            relay.claim_keys("keys", &keys, &[10; 20], ALL_BYTES, false).await,
-            relay.claim_stream("stream", 200, ALL_BYTES).await,
-            relay.claim_rows(&(1..=600).filter(|n| n % 3 == 0).map(id).collect::<Vec<_>>(), ALL_BYTES, false).await,
+            relay.claim_keys("keys", &keys, &[10; 20], ALL_BYTES, false, &none).await,
+            relay.claim_stream("stream", 200, ALL_BYTES, &none).await,
+            relay
+                .claim_rows(&(1..=600).filter(|n| n % 3 == 0).map(id).collect::<Vec<_>>(), ALL_BYTES, false, &none)
+                .await,
         ];
         assert_eq!(claims.map(|claim| claim.expect("a claim").messages.len()), [200; 3]);
         // What a session counted is written when it ends.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use keiro_relay::domain::message::Message;
 use keiro_relay::domain::outcome::Rejection;
+use keiro_relay::domain::pause::PausedRows;
 use keiro_relay::domain::plan::Verdict;
 use keiro_relay::store::{ErrorKind, Store, StoreError};
 use rand::rngs::StdRng;
@@ -63,7 +64,7 @@ fn verdicts() -> [Verdict; 7] {
 /// Claims rows by their ids, in the order of the claim.
 async fn claim(store: &Store, numbers: impl IntoIterator<Item = u64>) -> Vec<Message> {
     let ids: Vec<Uuid> = numbers.into_iter().map(id).collect();
-    let messages = store.claim_rows(&ids, ALL_BYTES, true).await.expect("a claim").messages;
+    let messages = store.claim_rows(&ids, ALL_BYTES, true, &PausedRows::default()).await.expect("a claim").messages;
     assert_eq!(messages.iter().map(|message| message.outbox_id).collect::<Vec<_>>(), ids);
     messages
 }
@@ -330,7 +331,10 @@ impl Meanwhile {
             assert_eq!((requeued.failed, requeued.dead), (ids.len(), 0));
         };
         let claim_again = async || {
-            assert_eq!(other.claim_rows(&ids, ALL_BYTES, true).await.expect("a claim").messages.len(), ids.len());
+            assert_eq!(
+                other.claim_rows(&ids, ALL_BYTES, true, &PausedRows::default()).await.expect("a claim").messages.len(),
+                ids.len()
+            );
         };
         match self {
             Self::Requeued => requeue().await,

@@ -15,6 +15,7 @@ use super::report::{Cell, Section};
 use crate::cli::demo::grouped;
 use crate::domain::lanes::{Lane, Lanes, Served};
 use crate::domain::message::{Message, Position};
+use crate::domain::pause::PausedRows;
 use crate::domain::plan::Verdict;
 use crate::domain::policy::Policy;
 use crate::store::Profile;
@@ -142,12 +143,13 @@ async fn figures(scratch: &Scratch, profile: Profile, obstacle: Obstacle, what: 
         Obstacle::FailingKey => {
             scratch.batch("select pg_stat_statements_reset()").await?;
             let keys = ["failing-0"];
-            let claimed = scratch.store.claim_keys(&source, &keys, &[1], BATCH_BYTES, true).await;
+            let claimed =
+                scratch.store.claim_keys(&source, &keys, &[1], BATCH_BYTES, true, &PausedRows::default()).await;
             let claimed = claimed.map_err(|error| error.to_string())?;
             if !claimed.messages.is_empty() {
                 return Err("the failing key was claimed before it was due".to_owned());
             }
-            scratch.store.peek_keys(&source, &keys).await.map_err(|error| error.to_string())?;
+            scratch.store.peek_keys(&source, &keys, &PausedRows::default()).await.map_err(|error| error.to_string())?;
             Cell::Number(touched(scratch, CLAIM).await?.buffers + touched(scratch, PEEK).await?.buffers, 0)
         }
         Obstacle::None | Obstacle::Dead => Cell::Nothing,
@@ -177,7 +179,11 @@ async fn run_passes(scratch: &Scratch, source: &str) -> Result<Passes, String> {
     let mut done = Passes { claimed: 0, looked_at: 0 };
     for _ in 0..PASSES {
         while lanes.rows_ready() < BATCH_ROWS && more {
-            let page = scratch.store.discover(source, cursor, PAGE_ROWS).await.map_err(|error| error.to_string())?;
+            let page = scratch
+                .store
+                .discover(source, cursor, PAGE_ROWS, &PausedRows::default())
+                .await
+                .map_err(|error| error.to_string())?;
             lanes.discovered(&page, Instant::now());
             more = page.len() == PAGE_ROWS;
             cursor = page.last().map_or(cursor, |glimpse| glimpse.position);
@@ -194,7 +200,10 @@ async fn run_passes(scratch: &Scratch, source: &str) -> Result<Passes, String> {
             .collect();
         let rows_max: Vec<i32> =
             request.lanes.iter().map(|wanted| i32::try_from(wanted.rows_max).unwrap_or(i32::MAX)).collect();
-        let claim = scratch.store.claim_keys(source, &keys, &rows_max, BATCH_BYTES, request.retry).await;
+        let claim = scratch
+            .store
+            .claim_keys(source, &keys, &rows_max, BATCH_BYTES, request.retry, &PausedRows::default())
+            .await;
         let messages = claim.map_err(|error| error.to_string())?.messages;
         let verdicts = vec![Verdict::Sent; messages.len()];
         let settled = scratch.store.settle(&messages, &verdicts, Instant::now() + SETTLE_MAX).await;

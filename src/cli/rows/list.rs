@@ -10,7 +10,7 @@ use serde_json::json;
 use super::cursor::{Cursor, ListQuery};
 use super::filter::{RowFilter, unserved_line};
 use super::text::{FAR_FROM, HELD_FROM, cut, distance, json_line, span};
-use super::{Look, failed};
+use super::{Look, failed, open};
 use crate::cli::{EXIT_OK, EXIT_USAGE, complain};
 use crate::config::{Config, UnlistedSources};
 use crate::domain::message::PgTime;
@@ -123,7 +123,7 @@ pub(in crate::cli) async fn list(config: &Config, arguments: &ListArgs, out: &mu
         paging: &arguments.paging,
         look: &arguments.look,
     };
-    let store = match crate::cli::operator::open(config).await {
+    let store = match open(config, "list").await {
         Ok(store) => store,
         Err(code) => return Ok(code),
     };
@@ -140,7 +140,7 @@ fn default_statuses(selection: &Selection) -> Option<[Status; 4]> {
 
 /// Prints what requeue would take: rows in flight whose lease ran out, by this configuration.
 pub(in crate::cli) async fn stuck(config: &Config, arguments: &PreviewArgs, out: &mut impl Write) -> io::Result<u8> {
-    let store = match crate::cli::operator::open(config).await {
+    let store = match open(config, "stuck").await {
         Ok(store) => store,
         Err(code) => return Ok(code),
     };
@@ -180,7 +180,7 @@ pub(in crate::cli) async fn gc_preview(
         complain("gc-preview: retention is off (maintenance.retention): nothing would be deleted");
         return Ok(EXIT_OK);
     };
-    let store = match crate::cli::operator::open(config).await {
+    let store = match open(config, "gc-preview").await {
         Ok(store) => store,
         Err(code) => return Ok(code),
     };

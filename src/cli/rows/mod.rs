@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::operator::open_to_look;
 use super::{EXIT_CONFIG, EXIT_FAILED, Global, block_on, complain, with_config, written};
 use crate::config::Config;
-use crate::store::{ErrorKind, StoreError};
+use crate::store::{ErrorKind, Store, StoreError};
 
 /// What every command that only looks takes.
 #[derive(Debug, Clone, Args)]
@@ -38,6 +39,14 @@ pub(super) fn run(global: &Global, command: impl AsyncFnOnce(&Config, &mut Outpu
             let result = command(&config, &mut out).await;
             written(result.and_then(|code| out.flush().map(|()| code)))
         })
+    })
+}
+
+/// Opens the table: nothing can be changed over it.
+async fn open(config: &Config, command: &str) -> Result<Store, u8> {
+    open_to_look(config).await.map_err(|(text, code)| {
+        complain(&format!("{command}: {text}"));
+        code
     })
 }
 

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::filter::parse_id;
 use super::text::{distance, escaped, json_line};
-use super::{Look, failed};
+use super::{Look, failed, open};
 use crate::cli::{EXIT_OK, EXIT_STATE, complain};
 use crate::config::Config;
 use crate::domain::message::PgTime;
@@ -33,7 +33,7 @@ pub struct ShowArgs {
 
 /// Prints one row; exit 3 when there is none.
 pub(in crate::cli) async fn show(config: &Config, arguments: &ShowArgs, out: &mut impl Write) -> io::Result<u8> {
-    let store = match crate::cli::operator::open(config).await {
+    let store = match open(config, "show").await {
         Ok(store) => store,
         Err(code) => return Ok(code),
     };

@@ -12,12 +12,12 @@ use uuid::Uuid;
 
 use super::filter::parse_id;
 use super::text::{FAR_FROM, HELD_FROM, distance, escaped, instant, json_line, wrapped};
-use super::{Look, failed};
-use crate::cli::{EXIT_OK, EXIT_STATE, complain, health};
+use super::{Look, failed, open};
+use crate::cli::{EXIT_OK, EXIT_STATE, complain, health, pause};
 use crate::config::Config;
 use crate::domain::message::{PgTime, Position};
 use crate::domain::policy::Policy;
-use crate::store::{Ahead, LaneHead, Record, Status, Store, StoreError};
+use crate::store::{Ahead, LaneHead, PausesError, Record, Status, Store, StoreError};
 
 /// How long the relay has to answer.
 const RELAY_MAX: Duration = Duration::from_secs(3);
@@ -174,7 +174,7 @@ pub struct Explanation {
 
 /// Prints the answer; exit 3 when there is no such row.
 pub(in crate::cli) async fn why(config: &Config, arguments: &WhyArgs, out: &mut impl Write) -> io::Result<u8> {
-    let store = match crate::cli::operator::open(config).await {
+    let store = match open(config, "why").await {
         Ok(store) => store,
         Err(code) => return Ok(code),
     };
@@ -209,6 +209,7 @@ async fn gather(config: &Config, store: &Store, arguments: &WhyArgs) -> Result<O
         (Some(Policy::PerKeyHeadOfLine), key) => ahead(store, &row, key, bound).await?,
         (Some(Policy::PerSourceStream | Policy::StopTheLine), _) => ahead(store, &row, None, bound).await?,
     };
+    let head = ahead.as_ref().map(|ahead| ahead.head.clone());
     let error = row.text("rejection_code").map(|code| match row.text("rejection_detail") {
         Some(detail) => format!("{code}: {detail}"),
         None => code.to_owned(),
@@ -229,7 +230,7 @@ async fn gather(config: &Config, store: &Store, arguments: &WhyArgs) -> Result<O
         max_attempts: rules.map_or(config.defaults.max_attempts, |rules| rules.max_attempts),
         publishing_timeout: config.relay.publishing_timeout,
         ahead,
-        pauses: Vec::new(),
+        pauses: pauses(store, &row, head.as_ref()).await?,
         relay: ask(config.http.listen),
         relays: store.relays(bound).await?,
     }))
@@ -239,6 +240,26 @@ async fn ahead(store: &Store, row: &Record, key: Option<&str>, bound: Duration) 
     let source = row.text("source").unwrap_or_default();
     let created_at = row.time("created_at").unwrap_or(PgTime::INFINITY);
     store.ahead(source, key, Position { created_at, outbox_id: row.outbox_id() }, bound).await
+}
+
+/// What an operator paused that holds back the row, or the first row of its lane; without the side table nothing is paused.
+async fn pauses(store: &Store, row: &Record, head: Option<&LaneHead>) -> Result<Vec<String>, StoreError> {
+    let pauses = match store.pauses().await {
+        Ok(pauses) => pauses,
+        Err(PausesError::Store(error)) => return Err(error),
+        Err(_) => return Ok(Vec::new()),
+    };
+    let source = row.text("source").unwrap_or_default();
+    let topic = row.text("destination").unwrap_or_default();
+    let own = pauses.holding(source, topic, row.text("message_key")).map(|pause| (pause, "It is paused"));
+    let head = head.into_iter().flat_map(|head| pauses.holding(source, &head.topic, head.message_key.as_deref()));
+    let mut found: Vec<_> = own.collect();
+    for pause in head {
+        if !found.iter().any(|(known, _)| *known == pause) {
+            found.push((pause, "The first row of its lane is paused"));
+        }
+    }
+    Ok(found.into_iter().map(|(pause, whose)| format!("{whose}: {}.", pause::line(pause))).collect())
 }
 
 /// What the relay of this configuration says of itself.
@@ -355,8 +376,7 @@ impl Words<'_> {
 
     fn in_flight(&mut self) {
         let facts = self.facts;
-        let lease = i64::try_from(facts.publishing_timeout.as_micros()).unwrap_or(i64::MAX);
-        let end = PgTime(facts.updated_at.0.saturating_add(lease));
+        let end = self.lease_end(facts.updated_at);
         let since = instant(facts.now, facts.updated_at);
         if end > facts.now {
             let left = distance(facts.now, end);
@@ -411,7 +431,7 @@ impl Words<'_> {
             );
         } else if at > facts.now {
             self.give("not_due", &format!("It is due at {}{failed}.", instant(facts.now, at)));
-        } else if !failed.is_empty() {
+        } else {
             self.say(&format!("It has been due since {}{failed}.", instant(facts.now, at)));
         }
         if let Some(ahead) = &facts.ahead {
@@ -421,14 +441,13 @@ impl Words<'_> {
         self.relay();
         if !held && self.reasons.is_empty() {
             let first = match facts.policy {
-                Some(Policy::BestEffort) => "and waits for no other row",
+                Some(Policy::BestEffort) => "It waits for no other row",
                 Some(Policy::PerKeyHeadOfLine) if facts.message_key.is_none() => {
-                    "and, without a key, waits for no other row"
+                    "Without a key it waits for no other row"
                 }
-                Some(_) | None => "and is the first of its lane",
+                Some(_) | None => "It is the first of its lane",
             };
-            let since = instant(facts.now, at);
-            self.say(&format!("It has been due since {since} {first}: the relay can take it at any moment."));
+            self.say(&format!("{first}: a relay that runs can take it at any moment."));
         }
     }
 
@@ -468,12 +487,20 @@ impl Words<'_> {
         );
     }
 
+    fn lease_end(&self, claimed_at: PgTime) -> PgTime {
+        let lease = i64::try_from(self.facts.publishing_timeout.as_micros()).unwrap_or(i64::MAX);
+        PgTime(claimed_at.0.saturating_add(lease))
+    }
+
     /// What the first row of the lane waits for.
     fn state(&self, head: &LaneHead) -> String {
         let now = self.facts.now;
         let error = because(head.last_error.as_deref());
         match Status::of(&head.status) {
-            Status::Publishing => format!("has been in flight since {}", instant(now, head.updated_at)),
+            Status::Publishing => {
+                let ran_out = if self.lease_end(head.updated_at) <= now { ", and its lease ran out" } else { "" };
+                format!("has been in flight since {}{ran_out}", instant(now, head.updated_at))
+            }
             Status::Pending | Status::Failed => {
                 let tries = if head.attempt_count > 0 {
                     format!(" after {}", attempts(head.attempt_count))
@@ -506,7 +533,7 @@ impl Words<'_> {
         let relay = match &facts.relay {
             Ok(relay) => relay,
             Err(problem) => {
-                self.say(&format!("Whether its topic is parked and its source halted is unknown: {problem}."));
+                self.say(&format!("Whether its topic is parked and its source halted is unknown ({problem})."));
                 match facts.relays.as_deref() {
                     Some([]) => self.give("no_relay", "No relay is connected to this database."),
                     Some(instances) => {

@@ -1,10 +1,10 @@
 -- KEYCLAIM: the first rows of several keys. Locks the claimed rows by primary key, in id order within the update; leans on the live key index.
 -- $1 source, $2 text[] keys (distinct), $3 int[] rows of each at most, $4 rows in all, $5 bytes in all (the first row always fits),
--- $6 whether rows attempted before may be claimed (then one key, one row)
+-- $6 whether rows attempted before may be claimed (then one key, one row), $7 text[] paused topics, $8 text[] paused keys
 --
 -- Why a claimed row overtakes nothing its snapshot shows: run numbers a lane's first rows from its head, as far as every one of them is due; locked
 -- keeps those that are locked by us and still due in their newest version; ready keeps rank n only when ranks 1..n are all locked. A row in publishing
--- has a rank and is never due, so a lane in flight yields nothing.
+-- has a rank and is never due, so a lane in flight yields nothing. A paused row is like one that is not due: the run ends before it.
 --
 -- Must: locked reads no CTE row by row. PostgreSQL 18.0 and 18.1 run a CTE again, and add its rows to those that were read already, when a row that is to
 -- be locked has changed since the snapshot; a lane then shows ranks 1, 1, 3 and seems to have no gap. An array is read whole before the first lock.
@@ -17,9 +17,11 @@ run as materialized (
     from k cross join lateral (
       select rn, outbox_id, bytes from (
         select h.outbox_id, h.bytes, row_number() over w as rn,
-          bool_and(h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp() and (h.attempt_count <= 0 or $6)) over w as due
+          bool_and(h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp() and (h.attempt_count <= 0 or $6)
+            and h.paused is not true) over w as due
         from (
-          select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes from {table} o
+          select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes,
+            o.destination = any($7::text[]) or o.message_key = any($8::text[]) as paused from {table} o
           where o.source = $1 and o.message_key >= k.key and o.message_key <= k.key and {live}
           order by o.message_key, o.created_at, o.outbox_id limit k.rows_max) h
         window w as (order by h.created_at, h.outbox_id)) d
@@ -30,6 +32,7 @@ locked as materialized (
   select o.outbox_id from {table} o
   where o.outbox_id = any(array(select outbox_id from run))
     and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp() and (o.attempt_count <= 0 or $6)
+    and (o.destination = any($7::text[]) or o.message_key = any($8::text[])) is not true
   for update of o skip locked),
 ready as materialized (
   select outbox_id from (

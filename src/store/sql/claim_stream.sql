@@ -1,5 +1,5 @@
 -- STREAMCLAIM: the first rows of a whole source. Locks the claimed rows by primary key; leans on the live source index.
--- $1 source, $2 rows, $3 bytes (the first row always fits)
+-- $1 source, $2 rows, $3 bytes (the first row always fits), $4 text[] paused topics, $5 text[] paused keys
 --
 -- As KEYCLAIM, with the source as its one lane. A head that was attempted before is claimed alone; an attempted row at a later rank ends the run.
 with run as materialized (
@@ -7,10 +7,11 @@ with run as materialized (
     select rn, outbox_id, attempted, before, bool_and(due and (rn = 1 or not (attempted or head_attempted))) over (order by rn) as due
     from (
       select h.outbox_id, h.attempt_count > 0 as attempted, first_value(h.attempt_count > 0) over w as head_attempted, row_number() over w as rn,
-        h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp() as due,
+        h.status in ('pending', 'failed') and h.next_attempt_at <= statement_timestamp() and h.paused is not true as due,
         coalesce(sum(h.bytes) over (order by h.created_at, h.outbox_id rows between unbounded preceding and 1 preceding), 0) as before
       from (
-        select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes from {table} o
+        select o.outbox_id, o.created_at, o.status, o.next_attempt_at, o.attempt_count, octet_length(o.payload_bytes) as bytes,
+          o.destination = any($4::text[]) or o.message_key = any($5::text[]) as paused from {table} o
         where o.source = $1 and {live}
         order by o.created_at, o.outbox_id limit $2) h
       window w as (order by h.created_at, h.outbox_id)) d) y
@@ -20,6 +21,7 @@ locked as materialized (
   where o.outbox_id = any(array(select outbox_id from run))
     and (o.status || '') in ('pending', 'failed') and o.next_attempt_at <= statement_timestamp()
     and (o.attempt_count <= 0 or o.outbox_id = any(array(select outbox_id from run where attempted)))
+    and (o.destination = any($4::text[]) or o.message_key = any($5::text[])) is not true
   for update of o skip locked),
 ready as materialized (
   select outbox_id from (

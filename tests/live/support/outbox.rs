@@ -140,6 +140,7 @@ pub struct Row {
     pub position: Position,
     pub source: String,
     pub key: Option<String>,
+    pub destination: String,
     pub status: String,
     pub attempt_count: i64,
     pub next_attempt_at: PgTime,
@@ -173,7 +174,7 @@ impl Row {
 
 /// Every row, in the contract's order: sorted here, not by the server.
 pub async fn rows(client: &Client) -> Vec<Row> {
-    const QUERY: &str = "select outbox_id, created_at, source, message_key, status, attempt_count, next_attempt_at, \
+    const QUERY: &str = "select outbox_id, created_at, source, message_key, destination, status, attempt_count, next_attempt_at, \
                          next_attempt_at <= statement_timestamp() as due, updated_at, published_at, last_error, \
                          length(payload_bytes) as payload_octets, o::text as text, \
                          (to_jsonb(o) - '{status,attempt_count,updated_at}'::text[])::text as unclaimed_columns from keiro.keiro_outbox o";
@@ -184,6 +185,7 @@ pub async fn rows(client: &Client) -> Vec<Row> {
             position: Position { created_at: row.get("created_at"), outbox_id: row.get("outbox_id") },
             source: row.get("source"),
             key: row.get("message_key"),
+            destination: row.get("destination"),
             status: row.get("status"),
             attempt_count: row.get("attempt_count"),
             next_attempt_at: row.get("next_attempt_at"),

@@ -1,5 +1,6 @@
 //! Random rows of every kind that is legal in the table, likely or not.
 
+use keiro_relay::domain::pause::PausedRows;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
@@ -10,12 +11,21 @@ use super::outbox::{row, with};
 
 pub const SOURCES: [&str; 3] = ["s", "S", "s "];
 
+/// Topics, all different.
+pub const TOPICS: [&str; 3] = ["topic", "Topic", "topic "];
+
 /// Keys that are all different, though a collation may think little of the difference.
 pub const KEYS: [&str; 12] = ["", " ", "a", "A", "á", "a\u{301}", "a ", "ａ", "ß", "ss", "\u{1}", "\u{10ffff}"];
 
 /// One of these.
 pub fn one_of<T: Clone>(rng: &mut StdRng, values: &[T]) -> T {
     values[rng.random_range(0..values.len())].clone()
+}
+
+/// Topics and keys that are paused, often none.
+pub fn draw_paused(rng: &mut StdRng, topics: &[&str], keys: &[&str]) -> PausedRows {
+    let mut some = |of: &[&str]| of.iter().filter(|_| rng.random_bool(0.2)).map(|&name| name.to_owned()).collect();
+    PausedRows { topics: some(topics), keys: some(keys) }
 }
 
 /// What a table of random rows is drawn from: few sources and keys, so that lanes get long.
@@ -85,6 +95,7 @@ impl Kinds {
             "outbox_id": Uuid::from_u128(rng.random()),
             "source": one_of(rng, &self.sources),
             "message_key": if rng.random_bool(0.2) { None } else { Some(one_of(rng, &self.keys)) },
+            "destination": one_of(rng, &TOPICS),
             "status": status,
             "attempt_count": attempt_count,
             "next_attempt_at": next_attempt_at,
