@@ -27,8 +27,12 @@ pub struct Answer {
 /// # Errors
 /// Says that there is no answer, from where, and what to look at.
 pub fn check(listen: SocketAddr, ready: bool, timeout: Duration) -> Result<Answer, String> {
+    get(listen, if ready { "/readyz" } else { "/livez" }, timeout)
+}
+
+/// Asks the relay that listens on `listen` for a path, as [`check`] does.
+pub(super) fn get(listen: SocketAddr, path: &str, timeout: Duration) -> Result<Answer, String> {
     let address = reachable(listen);
-    let path = if ready { "/readyz" } else { "/livez" };
     if address.port() == 0 {
         return Err(
             "http.listen has port 0, so the port of the running relay is not known; configure a port".to_owned()

@@ -10,6 +10,7 @@ pub mod health;
 pub mod migrate;
 mod operator;
 mod pause;
+pub mod rows;
 mod run;
 mod status;
 
@@ -100,6 +101,30 @@ enum Command {
                       \"event_type\":\"InvoiceSent\",\"payload\":{\"total\":7}}' | keiro-relay enqueue"
     )]
     Enqueue,
+    /// List rows, oldest first: those that are not finished, unless a filter says otherwise.
+    ///
+    /// Each filter may be repeated (any of its values); all filters have to hold. Finished rows (sent, dead, rejected) are left out
+    /// unless --status names them, or --id, --message-id or --error asks for them. With --json the last line is
+    /// {"next_cursor"} when another page follows.
+    #[command(
+        after_help = "Examples:\n  keiro-relay list --source billing --not-due\n  keiro-relay list --status dead,rejected --desc --limit 10\n  \
+                      keiro-relay list --error kafka.message_too_large --since 2h --json\n  keiro-relay list --sort published --desc"
+    )]
+    List(rows::list::ListArgs),
+    /// Show every column of a row; its payload only with --payload. Exit 3 when there is none.
+    #[command(after_help = "Example:\n  keiro-relay show 019b7c1e-8a30-7cc2-9f0e-0f6a5d3c2b1a --payload")]
+    Show(rows::show::ShowArgs),
+    /// Say why a row is not on Kafka yet, in one paragraph. Exit 3 when there is none.
+    ///
+    /// What only a running relay knows (parked topics, halted sources) is asked of the one on `[http] listen`.
+    #[command(after_help = "Example:\n  keiro-relay why 019b7c1e-8a30-7cc2-9f0e-0f6a5d3c2b1a")]
+    Why(rows::why::WhyArgs),
+    /// List the rows that requeue would take: in flight for longer than publishing_timeout, oldest first.
+    #[command(after_help = "Example:\n  keiro-relay stuck")]
+    Stuck(rows::list::PreviewArgs),
+    /// List the rows that retention would delete: sent for longer than maintenance.retention, oldest first.
+    #[command(after_help = "Example:\n  keiro-relay gc-preview --limit 10")]
+    GcPreview(rows::list::PreviewArgs),
     /// Show whether it keeps up, what is blocked and by what: every source, what is halted, parked and paused.
     ///
     /// Counts come from the table; parked topics and open breakers only a running relay knows, which is asked at http.listen.
@@ -218,6 +243,21 @@ fn dispatch(cli: Cli) -> u8 {
             with_config(&global, |config| block_on(migrate(&config, migrate::Options { profile, dry_run })))
         }
         Command::Enqueue => with_config(&global, |config| block_on(enqueue(&config))),
+        Command::List(arguments) => {
+            rows::run(&global, async |config, out| rows::list::list(config, &arguments, out).await)
+        }
+        Command::Show(arguments) => {
+            rows::run(&global, async |config, out| rows::show::show(config, &arguments, out).await)
+        }
+        Command::Why(arguments) => {
+            rows::run(&global, async |config, out| rows::why::why(config, &arguments, out).await)
+        }
+        Command::Stuck(arguments) => {
+            rows::run(&global, async |config, out| rows::list::stuck(config, &arguments, out).await)
+        }
+        Command::GcPreview(arguments) => {
+            rows::run(&global, async |config, out| rows::list::gc_preview(config, &arguments, out).await)
+        }
         Command::Status(options) => with_config(&global, |config| block_on(status::status(&config, &options))),
         Command::Pause(options) => with_config(&global, |config| block_on(pause::pause(&config, &options))),
         Command::Resume(options) => with_config(&global, |config| block_on(pause::resume(&config, &options))),

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::operator::{open, open_beside};
+pub(super) use super::rows::text::escaped as printable;
 use super::{EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_USAGE, complain, say};
 use crate::config::{Config, duration_of};
 use crate::domain::message::PgTime;
@@ -362,7 +363,7 @@ pub(super) fn end_words(pause: &Pause) -> String {
     pause.until.map_or_else(|| "until somebody resumes it".to_owned(), |until| format!("until {}", until.rfc3339()))
 }
 
-fn line(pause: &Pause) -> String {
+pub(super) fn line(pause: &Pause) -> String {
     let reason = pause.reason.as_deref().map(|reason| format!(": {}", printable(reason))).unwrap_or_default();
     format!(
         "{} since {} by {}, {}{reason}",
@@ -371,14 +372,6 @@ fn line(pause: &Pause) -> String {
         printable(&pause.by),
         end_words(pause)
     )
-}
-
-/// Text of others fit for a terminal: nothing in it moves the cursor or turns the writing round.
-pub(super) fn printable(text: &str) -> String {
-    let harmful = |c: char| {
-        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    text.chars().flat_map(|c| if harmful(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 fn described(target: &PauseTarget) -> Value {

@@ -5,6 +5,8 @@
 use std::fmt;
 
 use bytes::Bytes;
+use jiff::SignedDuration;
+use jiff::civil::DateTime;
 use uuid::Uuid;
 
 /// An instant of the database: microseconds since 2000-01-01 00:00:00 UTC, as a `timestamptz` is stored.
@@ -46,6 +48,30 @@ impl PgTime {
     #[must_use]
     pub fn from_unix_micros(micros: i64) -> Self {
         Self(micros.saturating_sub(PG_EPOCH_UNIX_MICROS))
+    }
+}
+
+/// ISO 8601 in UTC, whatever the instant: `infinity`, and years beyond four digits with their sign.
+impl fmt::Display for PgTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// The calendar repeats itself every 400 years.
+        const CYCLE_MICROS: i64 = 146_097 * 86_400 * 1_000_000;
+        const EPOCH: DateTime = DateTime::constant(2000, 1, 1, 0, 0, 0, 0);
+        match *self {
+            Self::INFINITY => return f.write_str("infinity"),
+            Self::NEG_INFINITY => return f.write_str("-infinity"),
+            Self(_) => {}
+        }
+        let (cycles, rest) = (self.0.div_euclid(CYCLE_MICROS), self.0.rem_euclid(CYCLE_MICROS));
+        let civil =
+            EPOCH.checked_add(SignedDuration::from_micros(rest)).expect("years 2000 to 2400 are in the calendar");
+        let year = i64::from(civil.year()) + 400 * cycles;
+        let text = civil.to_string();
+        let (_, after_year) = text.split_at(4);
+        match year {
+            0..=9999 => write!(f, "{year:04}{after_year}Z"),
+            _ => write!(f, "{year:+07}{after_year}Z"),
+        }
     }
 }
 

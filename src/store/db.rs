@@ -136,6 +136,24 @@ impl Db {
         Ok(Tx { lease, named_statements: self.inner.connector.plan.named_statements })
     }
 
+    /// Begins a transaction that can change nothing and whose statements the server itself ends after `bound`: for commands that only look.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn begin_read_only(&self, bound: Duration) -> Result<Tx, StoreError> {
+        let deadline = Instant::now() + bound;
+        let mut lease = self.lease(deadline, bound).await?;
+        let plan = &self.inner.connector.plan;
+        let begin = format!(
+            "{}; set transaction read only; set local statement_timeout = '{}'",
+            plan.begin,
+            milliseconds(bound)
+        );
+        let answer = timeout_at(deadline, lease.connection()?.client.batch_execute(&begin));
+        lease.check(answer.await, bound)?;
+        Ok(Tx { lease, named_statements: plan.named_statements })
+    }
+
     /// Opens a connection outside the pool: for LISTEN, advisory locks and maintenance.
     ///
     /// Behind a transaction pooler (`prepared_statements = false`) it has no session state to rely on: see
@@ -221,6 +239,15 @@ impl Tx {
         } else {
             timeout(bound, client.execute_typed(sql, params)).await
         };
+        self.lease.check(answer, bound)
+    }
+
+    /// Runs statements without parameters.
+    ///
+    /// # Errors
+    /// As [`Tx::query`].
+    pub async fn batch(&mut self, sql: &str, bound: Duration) -> Result<(), StoreError> {
+        let answer = timeout(bound, self.lease.connection()?.client.batch_execute(sql)).await;
         self.lease.check(answer, bound)
     }
 

@@ -115,6 +115,12 @@ impl StoreError {
         }
     }
 
+    /// Whether it is only that the time was over, for the client or for the server.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Timeout { .. }) || self.code() == Some("57014")
+    }
+
     /// Whether the connection it happened on must not be used again.
     pub(crate) fn spoils_connection(&self) -> bool {
         match self {

@@ -12,10 +12,13 @@ mod maintenance;
 mod migrate;
 mod names;
 mod operator;
+mod page;
 mod pauses;
 mod pgtime;
+mod select;
 mod settle;
 mod statements;
+mod why;
 
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -34,8 +37,11 @@ pub use inspect::{
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
+pub use page::{Cell, Record, Walked};
 pub use pauses::{PAUSES_MAX, PauseEnd, Paused, PausesError};
+pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
 pub use settle::Settled;
+pub use why::{AHEAD_MAX, Ahead, LaneHead};
 
 use crate::config::Config;
 use statements::Statements;
@@ -163,15 +169,26 @@ impl Store {
         Ok(Locks { connection, table, bound: self.bound })
     }
 
+    /// The adopted shape.
+    pub(crate) fn shape(&self) -> Result<Shape, StoreError> {
+        self.known().map(|known| known.shape).ok_or_else(shape_unknown)
+    }
+
+    /// The index profile of the adopted shape.
+    ///
+    /// # Errors
+    /// When the table's shape is not known yet.
+    pub fn profile(&self) -> Result<Profile, StoreError> {
+        self.shape().map(|shape| shape.profile)
+    }
+
     fn known(&self) -> Option<Known> {
         self.known.read().expect("no code panics while it holds this lock").clone()
     }
 
     /// The statements of the adopted shape.
     fn statements(&self) -> Result<Arc<Statements>, StoreError> {
-        self.known()
-            .map(|known| known.statements)
-            .ok_or_else(|| StoreError::Protocol("the table's shape is not known yet".to_owned()))
+        self.known().map(|known| known.statements).ok_or_else(shape_unknown)
     }
 
     async fn query(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, StoreError> {
@@ -185,6 +202,10 @@ impl Store {
     fn table_name(&self) -> (&str, &str) {
         (&self.schema, &self.table)
     }
+}
+
+fn shape_unknown() -> StoreError {
+    StoreError::Protocol("the table's shape is not known yet".to_owned())
 }
 
 /// The channel of `keiro-relay resume`; the payload is the source.

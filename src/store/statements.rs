@@ -32,6 +32,8 @@ pub(super) struct Statements {
     pub due: String,
     pub count_sent: String,
     pub resume: String,
+    pub ahead: String,
+    pub ahead_key: String,
     pub waiting_source: String,
     pub waiting_lane: String,
     pub waiting_topic: String,
@@ -43,6 +45,14 @@ const LIVE_LEAN: &str = "o.published_at is null and o.next_attempt_at < timestam
                          and o.status not in ('sent', 'dead', 'rejected')";
 const LIVE_SHARED: &str = "o.status not in ('sent', 'dead', 'rejected')";
 
+/// What an index of live rows holds: on a lean table also finished rows that another program wrote.
+pub(super) fn in_live_index(profile: Profile) -> &'static str {
+    match profile {
+        Profile::Lean => "o.published_at is null and o.next_attempt_at < timestamptz '9999-01-01 00:00:00+00'",
+        Profile::Shared => LIVE_SHARED,
+    }
+}
+
 impl Statements {
     pub(super) fn new(schema: &str, table: &str, shape: &Shape, payload_octets_max: usize) -> Self {
         // A payload that no broker could take is not even read: a claim that brought a gigabyte would take everybody's memory, or fail
@@ -50,19 +60,18 @@ impl Statements {
         let payload =
             format!("case when octet_length(kt.payload_bytes) <= {payload_octets_max} then kt.payload_bytes end");
         let table = qualified(schema, table);
-        let (live, in_live_index, finished, far) = match shape.profile {
+        let (live, finished, far) = match shape.profile {
             Profile::Lean => (
                 LIVE_LEAN,
-                "o.published_at is null and o.next_attempt_at < timestamptz '9999-01-01 00:00:00+00'",
                 "o.next_attempt_at >= timestamptz '9999-01-01 00:00:00+00' and o.status in ('dead', 'rejected')",
                 "timestamptz '9999-12-31 00:00:00+00'",
             ),
-            Profile::Shared => (LIVE_SHARED, LIVE_SHARED, "o.status in ('dead', 'rejected')", "k.next_attempt_at"),
+            Profile::Shared => (LIVE_SHARED, "o.status in ('dead', 'rejected')", "k.next_attempt_at"),
         };
         let render = |text: &str| {
             text.replace("{table}", &table)
                 .replace("{live}", live)
-                .replace("{in_live_index}", in_live_index)
+                .replace("{in_live_index}", in_live_index(shape.profile))
                 .replace("{finished}", finished)
                 .replace("{far}", far)
                 .replace("{payload}", &payload)
@@ -91,6 +100,8 @@ impl Statements {
             due: render(include_str!("sql/due.sql")),
             count_sent: render(include_str!("sql/count_sent.sql")),
             resume: render(include_str!("sql/resume.sql")),
+            ahead: render(include_str!("sql/ahead.sql")),
+            ahead_key: render(include_str!("sql/ahead_key.sql")),
             waiting_source: render(include_str!("sql/waiting_source.sql")),
             waiting_lane: render(include_str!("sql/waiting_lane.sql")),
             waiting_topic: render(include_str!("sql/waiting_topic.sql")),
@@ -123,6 +134,8 @@ impl Statements {
             "due" => &self.due,
             "count_sent" => &self.count_sent,
             "resume" => &self.resume,
+            "ahead" => &self.ahead,
+            "ahead_key" => &self.ahead_key,
             "waiting_source" => &self.waiting_source,
             "waiting_lane" => &self.waiting_lane,
             "waiting_topic" => &self.waiting_topic,

@@ -17,6 +17,7 @@ mod partition;
 mod pipeline;
 mod plan;
 mod record;
+mod row_filter;
 mod sweep;
 mod table_sql;
 mod telemetry;
