@@ -15,7 +15,7 @@ use crate::telemetry::SourceSample;
 const SENT_ROWS: usize = 1_000_000;
 
 /// Opens the table for a command, or says why not and with which exit code.
-async fn open(config: &Config) -> Result<Store, u8> {
+pub(super) async fn open(config: &Config) -> Result<Store, u8> {
     let store = Store::new(config, 1).map_err(|error| {
         complain(&error.to_string());
         EXIT_CONFIG

@@ -2,12 +2,14 @@
 //!
 //! Nothing here ever talks to the broker or decides what an outcome means; only `migrate` runs DDL.
 
+mod change;
 mod claim;
 mod connect;
 mod db;
 mod enqueue;
 mod error;
 mod inspect;
+mod lane_order;
 mod maintenance;
 mod migrate;
 mod names;
@@ -16,6 +18,7 @@ mod pgtime;
 mod select;
 mod settle;
 mod statements;
+mod verb;
 
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -23,6 +26,7 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+pub use change::{CHANGE_ROWS_MAX, Rules};
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
 pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
@@ -35,6 +39,7 @@ pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
 pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
 pub use settle::Settled;
+pub use verb::{Changes, Due, Unchanged, Verb, Why};
 
 use crate::config::Config;
 use statements::Statements;
