@@ -3,6 +3,7 @@
 //! Nothing here ever decides about rows: commands call the library, and this module only dispatches and reports.
 
 mod bench;
+mod change;
 pub mod config;
 pub mod demo;
 pub mod enqueue;
@@ -147,6 +148,40 @@ enum Command {
         after_help = "Examples:\n  keiro-relay resume billing\n  keiro-relay resume --topic invoices\n  keiro-relay resume billing --key 42"
     )]
     Resume(pause::ResumeOptions),
+    /// Try dead and rejected rows again: pending, attempts at 0, due now.
+    ///
+    /// A row that a later row of its lane has overtaken is left alone without --allow-reorder. Exit 3 when a row that was named was
+    /// left alone, or any row for the sake of order.
+    #[command(after_help = "Examples:\n  keiro-relay retry 019b7c1e-8a30-7cc2-9f0e-0f6a5d3c2b1a\n  \
+                      keiro-relay retry 019b7c1e-8a30-7cc2-9f0e-0f6a5d3c2b1a --lane\n  \
+                      keiro-relay retry --source billing --error kafka.message_too_large --dry-run")]
+    Retry(change::Retry),
+    /// Give waiting rows up: rejected with the code operator.cancelled (dead on an older table). Their lanes go on.
+    ///
+    /// Cancelling a cancelled row again is no error. Exit 3 when a row that was named is in another state.
+    #[command(
+        after_help = "Example:\n  keiro-relay cancel 019b7c1e-8a30-7cc2-9f0e-0f6a5d3c2b1a --reason 'duplicate of order 17'"
+    )]
+    Cancel(change::Cancel),
+    /// Give waiting rows another due time. Until then they hold back their lane.
+    #[command(after_help = "Examples:\n  keiro-relay reschedule --source billing --not-due --in 0s\n  \
+                      keiro-relay reschedule 019b7c1e-8a30-7cc2-9f0e-0f6a5d3c2b1a --at 2026-01-02T06:00:00Z")]
+    Reschedule(change::Reschedule),
+    /// Free rows that a relay left in flight: failed, or dead when their attempts are spent. A running relay does it by itself.
+    #[command(after_help = "Example:\n  keiro-relay requeue-stuck --everything --dry-run")]
+    RequeueStuck(change::RequeueStuck),
+    /// Delete sent rows published before a time, oldest first; dead and rejected rows only when named with --status.
+    #[command(after_help = "Examples:\n  keiro-relay prune --before 30d --dry-run\n  \
+                      keiro-relay prune --before 2026-01-01T00:00:00Z --status dead,rejected --source billing")]
+    Prune(change::Prune),
+    /// Send rows again that were sent. Consumers that dedupe on keiro-message-id take no notice of them.
+    ///
+    /// In an ordered lane that has later rows sent, they would arrive after those: that needs --allow-reorder.
+    #[command(
+        after_help = "Example:\n  keiro-relay replay --source billing --since 2026-01-02T03:00:00Z --until 2026-01-02T04:00:00Z \
+                      --allow-reorder"
+    )]
+    Replay(change::Replay),
     /// Show the main job end to end, on a PostgreSQL and a Kafka of its own, and check it.
     ///
     /// Writes rows over four sources with the four policies, relays them with a real `keiro-relay run`, reads the topics back
@@ -261,6 +296,12 @@ fn dispatch(cli: Cli) -> u8 {
         Command::Status(options) => with_config(&global, |config| block_on(status::status(&config, &options))),
         Command::Pause(options) => with_config(&global, |config| block_on(pause::pause(&config, &options))),
         Command::Resume(options) => with_config(&global, |config| block_on(pause::resume(&config, &options))),
+        Command::Retry(retry) => with_config(&global, |config| block_on(change::retry(&config, retry))),
+        Command::Cancel(cancel) => with_config(&global, |config| block_on(change::cancel(&config, cancel))),
+        Command::Reschedule(it) => with_config(&global, |config| block_on(change::reschedule(&config, it))),
+        Command::RequeueStuck(it) => with_config(&global, |config| block_on(change::requeue_stuck(&config, it))),
+        Command::Prune(prune) => with_config(&global, |config| block_on(change::prune(&config, prune))),
+        Command::Replay(replay) => with_config(&global, |config| block_on(change::replay(&config, replay))),
         Command::Demo(options) => {
             if global.config.is_some() {
                 complain("demo writes its own configuration: leave --config out");

@@ -2,12 +2,14 @@
 //!
 //! Nothing here ever talks to the broker or decides what an outcome means; only `migrate` runs DDL.
 
+mod change;
 mod claim;
 mod connect;
 mod db;
 mod enqueue;
 mod error;
 mod inspect;
+mod lane_order;
 mod maintenance;
 mod migrate;
 mod names;
@@ -18,6 +20,7 @@ mod pgtime;
 mod select;
 mod settle;
 mod statements;
+mod verb;
 mod why;
 
 use std::sync::{Arc, RwLock};
@@ -26,6 +29,7 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+pub use change::{CHANGE_ROWS_MAX, Rules};
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
 pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
@@ -41,6 +45,7 @@ pub use page::{Cell, Record, Walked};
 pub use pauses::{PAUSES_MAX, PauseEnd, Paused, PausesError};
 pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
 pub use settle::Settled;
+pub use verb::{Changes, Due, Unchanged, Verb, Why};
 pub use why::{AHEAD_MAX, Ahead, LaneHead};
 
 use crate::config::Config;

@@ -37,6 +37,16 @@ pub(super) struct Statements {
     pub waiting_source: String,
     pub waiting_lane: String,
     pub waiting_topic: String,
+    pub change_look: String,
+    pub change_lock: String,
+    pub to_pending: String,
+    pub reschedule: String,
+    pub cancel: String,
+    pub prune: String,
+    pub lane_next: String,
+    pub lane_lock: String,
+    pub lane_guard: String,
+    pub lane_sent: String,
 }
 
 /// Non-terminal rows. On a lean table the first two conditions are the live indexes' predicates; on a shared table they would
@@ -60,19 +70,33 @@ impl Statements {
         let payload =
             format!("case when octet_length(kt.payload_bytes) <= {payload_octets_max} then kt.payload_bytes end");
         let table = qualified(schema, table);
-        let (live, finished, far) = match shape.profile {
+        let (live, sent, finished, far) = match shape.profile {
             Profile::Lean => (
                 LIVE_LEAN,
+                "o.published_at is not null and (o.status || '') = 'sent'",
                 "o.next_attempt_at >= timestamptz '9999-01-01 00:00:00+00' and o.status in ('dead', 'rejected')",
                 "timestamptz '9999-12-31 00:00:00+00'",
             ),
-            Profile::Shared => (LIVE_SHARED, "o.status in ('dead', 'rejected')", "k.next_attempt_at"),
+            Profile::Shared => {
+                (LIVE_SHARED, "o.status = 'sent'", "o.status in ('dead', 'rejected')", "k.next_attempt_at")
+            }
+        };
+        let (unreject, cancelled) = if shape.rejected_columns {
+            (
+                ", rejected_at = null, rejection_code = null, rejection_detail = null",
+                "coalesce(o.rejection_code = 'operator.cancelled', false)",
+            )
+        } else {
+            ("", "coalesce(o.status = 'dead' and o.last_error like 'rejected: operator.cancelled:%', false)")
         };
         let render = |text: &str| {
             text.replace("{table}", &table)
                 .replace("{live}", live)
                 .replace("{in_live_index}", in_live_index(shape.profile))
+                .replace("{sent}", sent)
                 .replace("{finished}", finished)
+                .replace("{unreject}", unreject)
+                .replace("{cancelled}", cancelled)
                 .replace("{far}", far)
                 .replace("{payload}", &payload)
         };
@@ -105,6 +129,20 @@ impl Statements {
             waiting_source: render(include_str!("sql/waiting_source.sql")),
             waiting_lane: render(include_str!("sql/waiting_lane.sql")),
             waiting_topic: render(include_str!("sql/waiting_topic.sql")),
+            change_look: render(include_str!("sql/change_look.sql")),
+            change_lock: render(include_str!("sql/change_lock.sql")),
+            to_pending: render(include_str!("sql/to_pending.sql")),
+            reschedule: render(include_str!("sql/reschedule.sql")),
+            cancel: render(if shape.rejected_columns {
+                include_str!("sql/cancel.sql")
+            } else {
+                include_str!("sql/cancel_older.sql")
+            }),
+            prune: render(include_str!("sql/prune.sql")),
+            lane_next: render(include_str!("sql/lane_next.sql")),
+            lane_lock: render(include_str!("sql/lane_lock.sql")),
+            lane_guard: render(include_str!("sql/lane_guard.sql")),
+            lane_sent: render(include_str!("sql/lane_sent.sql")),
         }
     }
 
@@ -139,6 +177,16 @@ impl Statements {
             "waiting_source" => &self.waiting_source,
             "waiting_lane" => &self.waiting_lane,
             "waiting_topic" => &self.waiting_topic,
+            "change_look" => &self.change_look,
+            "change_lock" => &self.change_lock,
+            "to_pending" => &self.to_pending,
+            "reschedule" => &self.reschedule,
+            "cancel" => &self.cancel,
+            "prune" => &self.prune,
+            "lane_next" => &self.lane_next,
+            "lane_lock" => &self.lane_lock,
+            "lane_guard" => &self.lane_guard,
+            "lane_sent" => &self.lane_sent,
             _ => return None,
         };
         Some(text)
