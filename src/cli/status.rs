@@ -17,14 +17,14 @@ use crate::domain::message::PgTime;
 use crate::domain::pause::{Pause, PauseTarget, Pauses};
 use crate::domain::policy::Policy;
 use crate::relay::health::Halt;
-use crate::relay::sample;
+use crate::relay::{SampleRows, sample};
 use crate::store::{PausesError, Store, StoreError};
 use crate::telemetry::SourceSample;
 
 /// Columns of a terminal that everything fits into.
 const WIDTH: usize = 100;
 /// Sent rows counted per source.
-const SENT_ROWS: usize = 1_000_000;
+const SENT_ROWS: usize = 20_000;
 /// How long the running relay is waited for.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Rows that could go out and have waited longer are behind.
@@ -130,10 +130,12 @@ async fn read(
     let sources = store.sources(crate::relay::SOURCES_MAX).await?;
     let policy_of = |source: &str| config.rules(source).map(|rules| rules.policy);
     let nothing = Pauses::default();
-    let mut samples = sample(store, &sources, pauses.as_ref().unwrap_or(&nothing), policy_of).await?;
+    let mut samples =
+        sample(store, &sources, pauses.as_ref().unwrap_or(&nothing), SampleRows::QUICK, policy_of).await?;
     if sent {
         for (sample, _) in &mut samples {
             sample.sent = store.count_sent(&sample.source, SENT_ROWS).await?;
+            sample.capped |= sample.sent >= SENT_ROWS as u64;
         }
     }
     Ok(samples)

@@ -27,15 +27,28 @@ const RETENTION_ROWS: usize = 5_000;
 const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 /// Now and then retention begins at the start again, for rows whose published_at was set back.
 const RETENTION_RESTART: Duration = Duration::from_secs(3_600);
-/// Rows a backlog count stops at, and what it stops at when that took too long.
-const BACKLOG_ROWS: usize = 1_000_000;
+/// What a backlog count stops at when it took too long.
 const BACKLOG_ROWS_SLOW: usize = 10_000;
 /// Live rows at the head of a source that are looked at for the oldest that is ready.
 const HEAD_ROWS: usize = 1_000;
-/// Dead and rejected rows counted over all sources.
-const FINISHED_ROWS: usize = 100_000;
 /// Longest time one step of a tick may take.
 const STEP_MAX: Duration = Duration::from_secs(20);
+
+/// How many rows a sample counts at most.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SampleRows {
+    /// Live rows of each source.
+    pub backlog: usize,
+    /// Dead and rejected rows of all sources together.
+    pub finished: usize,
+}
+
+impl SampleRows {
+    /// For the slow timer, which has the time.
+    pub(crate) const ALL: Self = Self { backlog: 1_000_000, finished: 100_000 };
+    /// For a person who waits.
+    pub(crate) const QUICK: Self = Self { backlog: 20_000, finished: 20_000 };
+}
 
 /// What one tick did.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -217,7 +230,9 @@ impl Maintenance {
         let paused = ctx.paused.now();
         let sampled = timeout(
             STEP_MAX,
-            sample(&self.store, sources, &paused, |source| ctx.config.rules(source).map(|rules| rules.policy)),
+            sample(&self.store, sources, &paused, SampleRows::ALL, |source| {
+                ctx.config.rules(source).map(|rules| rules.policy)
+            }),
         );
         let samples = match sampled.await {
             Ok(Ok(samples)) => samples,
@@ -259,12 +274,13 @@ pub(crate) async fn sample(
     store: &Store,
     sources: &[String],
     paused: &Pauses,
+    rows: SampleRows,
     policy_of: impl Fn(&str) -> Option<Policy>,
 ) -> Result<Vec<(SourceSample, Option<Halt>)>, StoreError> {
-    let finished = store.finished(FINISHED_ROWS).await?;
-    let finished_capped = finished.iter().map(|finished| finished.rows).sum::<u64>() >= FINISHED_ROWS as u64;
+    let finished = store.finished(rows.finished).await?;
+    let finished_capped = finished.iter().map(|finished| finished.rows).sum::<u64>() >= rows.finished as u64;
     let mut samples = Vec::with_capacity(sources.len());
-    let mut rows_max = BACKLOG_ROWS;
+    let mut rows_max = rows.backlog;
     for source in sources {
         let policy = policy_of(source);
         let backlog: Backlog = match store.backlog(source, rows_max).await {

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-pub(crate) use self::maintenance::sample;
+pub(crate) use self::maintenance::{SampleRows, sample};
 pub use self::pass::PassSummary;
 
 use self::budget::Budget;
