@@ -1,6 +1,7 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
 mod bench;
+mod broker_faults;
 mod claim;
 mod crash;
 mod db;
@@ -25,4 +26,5 @@ mod settle;
 mod smoke;
 mod stop;
 mod support;
+mod two_brokers;
 mod upkeep;
