@@ -163,6 +163,9 @@ pub(crate) fn endure(trouble: &Trouble<'_>) {
             let start = format!("{}: ", spot.says.0);
             wait_until(&format!("row {row} of {} to say {start}", part.feed.source), LONG, || {
                 let said = session.value(&said);
+                if !said.is_empty() && rand::random_ratio(1, 100) {
+                    eprintln!("{}: {said}", part.feed.source);
+                }
                 said.starts_with(&start) && said.contains(spot.says.1) && said.contains(spot.topic)
             });
         }
