@@ -25,6 +25,7 @@ mod schema;
 mod settle;
 mod smoke;
 mod stop;
+mod streams;
 mod support;
 mod two_brokers;
 mod upkeep;
