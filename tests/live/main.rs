@@ -3,6 +3,7 @@
 mod bench;
 mod broker_faults;
 mod claim;
+mod clock;
 mod crash;
 mod db;
 mod demo;
