@@ -28,5 +28,6 @@ mod smoke;
 mod stop;
 mod streams;
 mod support;
+mod takeover;
 mod two_brokers;
 mod upkeep;
