@@ -2,6 +2,7 @@
 
 mod bench;
 mod broker_faults;
+mod chaos;
 mod claim;
 mod clock;
 mod crash;
