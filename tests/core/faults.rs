@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use keiro_relay::publish::kafka::faults::{
-    Admission, DOWN_GRACE, Faults, PARKED_MAX, SILENCES_MAX, SUSPECTS_MAX, Silence, TOPICS_MAX,
+    Admission, DOWN_GRACE, Faults, PARKED_MAX, SILENCES_MAX, SUSPECTS_MAX, Silence, TOPICS_MAX, UNWANTED_AFTER,
 };
 use uuid::Uuid;
 
@@ -51,7 +51,7 @@ fn a_partition_fails_alone_and_its_topic_with_all_of_them() {
     assert!(faults.failed("t", Some(3), now, "kafka.leader_not_available: …", now, MIDDLE).is_new);
     assert!(held(faults.admit("t", Some(3), now)));
     assert_eq!(faults.admit("t", Some(2), now), Admission::Free);
-    assert_eq!(faults.admit("t", None, now), Admission::Free, "librdkafka chooses another one");
+    assert_eq!(faults.admit("t", None, now), Admission::Free, "the topic as a whole is well");
     assert!(faults.is_parked("t", Some(3)) && !faults.is_parked("t", Some(2)) && !faults.is_parked("t", None));
     assert!(!faults.acked(ROW, "t", 2, now, now), "another partition's acknowledgement frees nothing");
     assert!(!faults.refused(ROW, "t", Some(2)));
@@ -71,6 +71,50 @@ fn a_partition_fails_alone_and_its_topic_with_all_of_them() {
     faults.release("t", Some(3));
     assert_eq!(faults.admit("t", Some(3), due), Admission::Probe);
     assert!(faults.acked(ROW, "t", 3, due, due));
+    assert_eq!(faults.parked(), []);
+}
+
+/// librdkafka would choose a parked one as well.
+#[test]
+fn a_record_without_a_key_keeps_clear_of_parked_partitions_and_probes_those_that_are_due() {
+    let (mut faults, now) = connected();
+    assert_eq!(faults.choose("t", 3, now, MIDDLE), None, "nothing is parked");
+    faults.failed("t", Some(1), now, "kafka.leader_not_available: …", now, MIDDLE);
+    let choices = |faults: &Faults, at| [0.0, 0.4, 0.6, 0.999].map(|draw| faults.choose("t", 3, at, draw));
+    assert_eq!(choices(&faults, now), [Some(0), Some(0), Some(2), Some(2)]);
+    assert_eq!(faults.choose("u", 3, now, MIDDLE), None, "another topic is not concerned");
+    let due = now + seconds(1);
+    assert_eq!(choices(&faults, due), [Some(1); 4], "it is due");
+    assert_eq!(faults.admit("t", Some(1), due), Admission::Probe);
+    assert_eq!(choices(&faults, due), [Some(0), Some(0), Some(2), Some(2)], "it is being probed");
+    faults.release("t", Some(1));
+
+    // All of them: the one whose turn is next says why, and how long to wait.
+    faults.failed("t", Some(0), now, "kafka.leader_not_available: …", now, 0.9);
+    faults.failed("t", Some(2), now, "kafka.leader_not_available: …", now, 0.9);
+    assert_eq!(choices(&faults, now), [Some(1); 4]);
+    assert!(faults.is_partly_parked("t") && !faults.is_partly_parked("u"));
+    // Made anew with one partition, and so without the others.
+    faults.has_partitions("t", 1);
+    assert_eq!(faults.choose("t", 1, now, MIDDLE), Some(0));
+    assert!(!faults.is_parked("t", Some(2)));
+    faults.has_partitions("t", 0);
+    assert_eq!(faults.parked(), []);
+}
+
+#[test]
+fn what_no_row_waits_for_any_more_is_forgotten() {
+    let (mut faults, now) = connected();
+    faults.failed("t", None, now, "kafka.unknown_topic: …", now, MIDDLE);
+    faults.failed("u", Some(4), now, "kafka.leader_not_available: …", now, MIDDLE);
+    let due = now + seconds(1);
+    faults.forget_unwanted(due + UNWANTED_AFTER - seconds(1));
+    assert_eq!(faults.parked().len(), 2);
+    assert_eq!(faults.admit("u", Some(4), due), Admission::Probe);
+    faults.forget_unwanted(due + UNWANTED_AFTER);
+    assert_eq!(faults.parked()[0].topic, "u", "its probe is under way");
+    faults.release("u", Some(4));
+    faults.forget_unwanted(due + UNWANTED_AFTER);
     assert_eq!(faults.parked(), []);
 }
 

@@ -1,7 +1,10 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
 mod bench;
+mod broker_faults;
+mod chaos;
 mod claim;
+mod clock;
 mod crash;
 mod db;
 mod demo;
@@ -28,5 +31,8 @@ mod settle;
 mod smoke;
 mod status;
 mod stop;
+mod streams;
 mod support;
+mod takeover;
+mod two_brokers;
 mod upkeep;

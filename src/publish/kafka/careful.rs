@@ -21,6 +21,7 @@ use uuid::Uuid;
 use super::client::{Found, Generation, Persisted, Report, Reporter};
 use super::codes::{self, About, Class, Side};
 use super::faults::{Admission, Silence};
+use super::limits::Limits;
 use super::{KafkaPublisher, fast};
 use crate::domain::message::Message;
 use crate::domain::outcome::{self, Blame, Outcome, Rejection, Setback};
@@ -197,7 +198,7 @@ impl<'a> Call<'a> {
     }
 
     /// Asks the cluster about a topic; a fault of the topic or of this partition parks it and is returned. Other partitions that
-    /// are without a leader are parked, too.
+    /// take nothing are parked, too.
     pub(super) async fn ask_about(
         &self,
         topic: &str,
@@ -212,24 +213,42 @@ impl<'a> Call<'a> {
         };
         self.publisher.faults.lock().answered();
         let code = match found {
-            Found::There { partitions, leaderless } => {
+            Found::There { partitions, leaderless, thin } => {
                 self.publisher.counts.learn(topic, partitions, Instant::now());
+                self.publisher.faults.lock().has_partitions(topic, partitions);
+                let leaderless = leaderless.into_iter().map(|partition| (partition, Code::LeaderNotAvailable));
+                let short = self.short_of_replicas(topic, thin).await;
+                let short = short.into_iter().map(|partition| (partition, Code::NotEnoughReplicas));
                 let mut fault = None;
-                for found in leaderless.into_iter().map(Some) {
+                for (found, code) in leaderless.chain(short) {
+                    let found = Some(found);
                     if found == partition || !self.publisher.faults.lock().is_parked(topic, found) {
-                        let error =
-                            self.topic_fault("kafka.leader_not_available", Code::LeaderNotAvailable, topic, found);
-                        let parked = self.park(topic, found, asked_at, &error);
-                        fault = if found == partition { Some(parked) } else { fault };
+                        let parked = self.park_for(code, topic, found, asked_at);
+                        fault = if found == partition { parked } else { fault };
                     }
                 }
                 return fault;
             }
             Found::Fault(code) => code,
         };
+        self.park_for(code, topic, None, asked_at)
+    }
+
+    /// Those of the partitions that have fewer replicas in sync than their topic demands, as far as that can be looked up. librdkafka
+    /// tries their records again until their time is over, and never says why.
+    async fn short_of_replicas(&self, topic: &str, thin: Vec<(i32, usize)>) -> Vec<i32> {
+        if thin.is_empty() {
+            return Vec::new();
+        }
+        let in_sync_min = self.limits_of(topic).await.in_sync_min.unwrap_or_default();
+        thin.into_iter().filter(|(_, in_sync)| *in_sync < in_sync_min).map(|(partition, _)| partition).collect()
+    }
+
+    /// Parks a topic or partition for a code that says so.
+    fn park_for(&self, code: Code, topic: &str, partition: Option<i32>, asked_at: Instant) -> Option<Setback> {
         let Class::Topic(word) = codes::classify(code) else { return None };
-        let error = self.topic_fault(word, code, topic, None);
-        Some(self.park(topic, None, asked_at, &error))
+        let error = self.topic_fault(word, code, topic, partition);
+        Some(self.park(topic, partition, asked_at, &error))
     }
 
     /// The text of a fault of a topic's or a partition's.
@@ -248,6 +267,12 @@ impl<'a> Call<'a> {
             Some(key) => Some(partition::of_key(key, partitions)),
             None => (partitions == 1).then_some(0),
         }
+    }
+
+    /// The partition that we choose for a record without a key, since some are parked.
+    fn choose_partition(&self, message: &Message) -> Option<i32> {
+        let partitions = self.publisher.counts.of(&message.destination).filter(|_| message.message_key.is_none())?;
+        self.publisher.faults.lock().choose(&message.destination, partitions, Instant::now(), rand::random())
     }
 
     /// Publishes these rows of a lane one after the other, up to the first that does not get through.
@@ -277,7 +302,8 @@ impl<'a> Call<'a> {
             Ok(record) => record,
             Err(rejection) => return Outcome::Rejected(rejection),
         };
-        let partition = self.partition_of(message);
+        let mut chosen = self.choose_partition(message);
+        let partition = chosen.or_else(|| self.partition_of(message));
         let admission = self.publisher.faults.lock().admit(record.topic, partition, Instant::now());
         let _probe = match admission {
             Admission::Free => None,
@@ -294,9 +320,10 @@ impl<'a> Call<'a> {
             }
         };
         for _ in 0..HAND_OVERS_MAX {
-            match self.try_row(message, &record).await {
+            match self.try_row(message, &record, chosen).await {
                 Tried::Outcome(outcome) => return outcome,
-                Tried::Again => {}
+                // The topic may have fewer partitions by now.
+                Tried::Again => chosen = None,
             }
         }
         let error = format!("kafka.client_lost: client: the client was lost under this record {HAND_OVERS_MAX} times");
@@ -304,15 +331,20 @@ impl<'a> Call<'a> {
     }
 
     /// Hands the record over once and makes of its report what it means.
-    async fn try_row(&self, message: &Message, record: &Record<'_>) -> Tried {
-        match self.hand_over(message, record).await {
+    async fn try_row(&self, message: &Message, record: &Record<'_>, partition: Option<i32>) -> Tried {
+        match self.hand_over(message, record, partition).await {
             Ok(handed) => self.judge(message, record, &handed).await,
             Err(barred) => Tried::Outcome(Self::not_handed_over(barred)),
         }
     }
 
     /// Hands the record over, waits while the queue is full, and waits for its report.
-    async fn hand_over(&self, message: &Message, record: &Record<'_>) -> Result<Handed, Barred> {
+    async fn hand_over(
+        &self,
+        message: &Message,
+        record: &Record<'_>,
+        partition: Option<i32>,
+    ) -> Result<Handed, Barred> {
         loop {
             let generation = self.publisher.careful.current();
             // The fence against waking up after the lease: nothing comes between this look at the clock and handing over.
@@ -321,7 +353,7 @@ impl<'a> Call<'a> {
             }
             let at = Instant::now();
             let (reporter, report) = oneshot::channel();
-            let refused = match generation.hand_over(record, None, millis(message), Reporter::One(reporter)) {
+            let refused = match generation.hand_over(record, partition, millis(message), Reporter::One(reporter)) {
                 Ok(()) => {
                     let report = self.wait_for(report).await;
                     return Ok(Handed { at, side: Side::Broker, generation, report });
@@ -403,7 +435,7 @@ impl<'a> Call<'a> {
                 if handed.side == Side::Broker {
                     self.note_refused(message.outbox_id, record.topic, partition);
                     if code == Code::MessageSizeTooLarge {
-                        about.topic_bytes_max = self.topic_bytes_max(record.topic).await;
+                        about.topic_bytes_max = self.limits_of(record.topic).await.message_bytes_max;
                     }
                 }
                 Outcome::Rejected(Rejection::new(word, codes::rejection_detail(code, &about)))
@@ -618,10 +650,10 @@ impl<'a> Call<'a> {
         *self.cluster_answers.get_or_init(ask).await
     }
 
-    /// The topic's own limit, when it can be had in time.
-    async fn topic_bytes_max(&self, topic: &str) -> Option<usize> {
-        let look = self.publisher.limits.bytes_max(self.publisher.careful.blueprint(), topic);
-        tokio::time::timeout_at(self.schedule.resolve_at.into(), look).await.ok()?
+    /// The topic's own limits, when they can be had in time.
+    async fn limits_of(&self, topic: &str) -> Limits {
+        let look = self.publisher.limits.of(self.publisher.careful.blueprint(), topic);
+        tokio::time::timeout_at(self.schedule.resolve_at.into(), look).await.unwrap_or_default()
     }
 
     fn about<'t>(&self, side: Side, topic: &'t str, octets: usize) -> About<'t> {

@@ -286,8 +286,9 @@ impl ProducerContext for Context {
 /// What the cluster says of a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Found {
-    /// It is there, with so many partitions, some of them perhaps without a leader.
-    There { partitions: i32, leaderless: Vec<i32> },
+    /// It is there, with so many partitions; some of them perhaps without a leader, or with a leader and so many replicas in sync,
+    /// fewer than all.
+    There { partitions: i32, leaderless: Vec<i32>, thin: Vec<(i32, usize)> },
     /// It takes nothing, or not from us.
     Fault(Code),
 }
@@ -431,8 +432,13 @@ impl Generation {
                 Some(found) => match (found.error(), i32::try_from(found.partitions().len())) {
                     (Some(error), _) => Ok(Found::Fault(Code::from(error))),
                     (None, Ok(partitions)) if partitions > 0 => {
-                        let leaderless = found.partitions().iter().filter(|partition| partition.leader() < 0);
-                        Ok(Found::There { partitions, leaderless: leaderless.map(MetadataPartition::id).collect() })
+                        let (led, leaderless): (Vec<_>, Vec<_>) =
+                            found.partitions().iter().partition(|partition| partition.leader() >= 0);
+                        let leaderless = leaderless.into_iter().map(MetadataPartition::id).collect();
+                        let thin =
+                            led.into_iter().filter(|partition| partition.isr().len() < partition.replicas().len());
+                        let thin = thin.map(|partition| (partition.id(), partition.isr().len())).collect();
+                        Ok(Found::There { partitions, leaderless, thin })
                     }
                     (None, _) => Ok(Found::Fault(Code::LeaderNotAvailable)),
                 },

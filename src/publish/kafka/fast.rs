@@ -360,10 +360,15 @@ impl<'c> Fast<'c> {
         if is_beginning {
             let now = Instant::now();
             let publisher = self.call.publisher;
+            let is_parked = || {
+                let faults = publisher.faults.lock();
+                // librdkafka may choose a parked one for a record without a partition.
+                faults.is_parked(topic.name, partition) || (partition.is_none() && faults.is_partly_parked(topic.name))
+            };
             if now >= self.call.schedule.fast_until
                 || self.call.barred().is_some()
                 || publisher.guards().is_guarded(topic.name, partition, now)
-                || publisher.faults.lock().is_parked(topic.name, partition)
+                || is_parked()
             {
                 return Way::Careful;
             }

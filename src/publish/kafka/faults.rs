@@ -20,6 +20,9 @@ pub const TOPICS_MAX: usize = 10_000;
 pub const SUSPECTS_MAX: usize = 10_000;
 /// How often a row may time out alone, while its partition acknowledges what came after it, before it is the row's fault.
 pub const SILENCES_MAX: u32 = 3;
+/// How long after its turn what is parked is forgotten when no row came to probe it: somebody cancelled them, or sent them
+/// elsewhere. Rows that wait for it come back within a minute.
+pub const UNWANTED_AFTER: Duration = Duration::from_secs(600);
 /// How long no broker may be up before it counts as a problem: librdkafka reconnects an idle connection that the broker
 /// closed within about a second, and the statistics that show it come every five.
 pub const DOWN_GRACE: Duration = Duration::from_secs(6);
@@ -160,6 +163,52 @@ impl Faults {
             return Admission::Probe;
         }
         Admission::Held { pause, reason: parked.reason.clone() }
+    }
+
+    /// Which partition a record without a key should go to: `None` is any that librdkafka chooses, which looks for a leader at most
+    /// and may well choose one that is parked.
+    ///
+    /// One that is parked and due has its probe first, or a topic without keys would never find out that it is well again.
+    #[must_use]
+    pub fn choose(&self, topic: &str, partitions: i32, now: Instant, draw: f64) -> Option<i32> {
+        let parked = &self.parked.get(topic)?.partitions;
+        let parked = || parked.range(..partitions);
+        parked().next()?;
+        if let Some((due, _)) = parked().find(|(_, parked)| !parked.probing && parked.probe_at <= now) {
+            return Some(*due);
+        }
+        let free: Vec<i32> =
+            (0..partitions).filter(|partition| parked().all(|(found, _)| found != partition)).collect();
+        let index = (draw * free.len() as f64) as usize;
+        let next = || parked().min_by_key(|(_, parked)| parked.probe_at).map(|(partition, _)| *partition);
+        free.get(index.min(free.len().saturating_sub(1))).copied().or_else(next)
+    }
+
+    /// Whether a partition of the topic is parked.
+    #[must_use]
+    pub fn is_partly_parked(&self, topic: &str) -> bool {
+        self.parked.get(topic).is_some_and(|spots| !spots.partitions.is_empty())
+    }
+
+    /// The topic has so many partitions: those beyond, which it had before it was made anew, are no more.
+    pub fn has_partitions(&mut self, topic: &str, partitions: i32) {
+        if let Some(spots) = self.parked.get_mut(topic) {
+            spots.partitions.retain(|partition, _| *partition < partitions);
+            if spots.whole.is_none() && spots.partitions.is_empty() {
+                self.parked.remove(topic);
+            }
+        }
+    }
+
+    /// Forgets what was parked and has not been probed long after its turn: no row waits for it any more.
+    pub fn forget_unwanted(&mut self, now: Instant) {
+        let is_wanted =
+            |parked: &Parked| parked.probing || now.saturating_duration_since(parked.probe_at) < UNWANTED_AFTER;
+        self.parked.retain(|_, spots| {
+            spots.whole = spots.whole.take().filter(is_wanted);
+            spots.partitions.retain(|_, parked| is_wanted(parked));
+            spots.whole.is_some() || !spots.partitions.is_empty()
+        });
     }
 
     /// The probe that this record was ended without saying anything: the next record may try at once.

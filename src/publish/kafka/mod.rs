@@ -86,7 +86,8 @@ impl Publisher for KafkaPublisher {
 
     fn health(&self) -> BrokerHealth {
         let rebuilds = self.fast.rebuilds() + self.careful.rebuilds();
-        let faults = self.faults.lock();
+        let mut faults = self.faults.lock();
+        faults.forget_unwanted(Instant::now());
         BrokerHealth { problem: faults.problem(Instant::now()), parked: faults.parked(), rebuilds }
     }
 
