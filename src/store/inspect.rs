@@ -286,6 +286,29 @@ pub const LEAN_CHECKS: [(&str, &str); 2] = [
 /// # Errors
 /// Every problem at once, or the error of the way to the server.
 pub async fn inspect(db: &Db, schema: &str, table: &str) -> Result<Shape, InspectError> {
+    let Examined { shape, problems, .. } = examine(db, schema, table).await?;
+    match shape {
+        Some(shape) if problems.is_empty() => Ok(shape),
+        Some(_) | None => Err(InspectError::Problems(problems)),
+    }
+}
+
+/// What a look at the catalogue said, usable or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Examined {
+    /// What the table looks like; `None` when there is no such table. Only without problems is it one that can be relayed.
+    pub shape: Option<Shape>,
+    /// All that is wrong with it.
+    pub problems: Vec<SchemaProblem>,
+    /// Our user.
+    pub user: String,
+}
+
+/// [`inspect`], and also what a table looks like that cannot be relayed.
+///
+/// # Errors
+/// The error of the way to the server.
+pub async fn examine(db: &Db, schema: &str, table: &str) -> Result<Examined, StoreError> {
     let mut problems = Vec::new();
     let name = qualified(schema, table);
     let look = async |sql: &'static str, with_table: bool| {
@@ -303,7 +326,7 @@ pub async fn inspect(db: &Db, schema: &str, table: &str) -> Result<Shape, Inspec
     }
     if !server.schema_exists {
         problems.push(SchemaProblem::NoSchema(quoted(schema)));
-        return Err(InspectError::Problems(problems));
+        return Ok(Examined { shape: None, problems, user: server.user });
     }
     let lacks = |privilege: String, object: String| SchemaProblem::NoPermission {
         user: server.user.clone(),
@@ -317,12 +340,12 @@ pub async fn inspect(db: &Db, schema: &str, table: &str) -> Result<Shape, Inspec
     let rows = look(include_str!("sql/inspect_table.sql"), true).await?;
     let Some(relation) = rows.first() else {
         problems.push(SchemaProblem::NoTable(name));
-        return Err(InspectError::Problems(problems));
+        return Ok(Examined { shape: None, problems, user: server.user });
     };
     let relation = Relation::read(relation)?;
     if let Some(kind) = relation.not_a_table() {
         problems.push(SchemaProblem::NotATable { table: name, kind });
-        return Err(InspectError::Problems(problems));
+        return Ok(Examined { shape: None, problems, user: server.user });
     }
     if relation.row_security {
         problems.push(SchemaProblem::RowSecurity { table: name.clone(), user: server.user.clone() });
@@ -362,10 +385,7 @@ pub async fn inspect(db: &Db, schema: &str, table: &str) -> Result<Shape, Inspec
     let missing_indexes =
         names::indexes(profile, table).map(|(_, name)| name).filter(|name| !indexes.contains(name)).collect();
 
-    if !problems.is_empty() {
-        return Err(InspectError::Problems(problems));
-    }
-    Ok(Shape {
+    let shape = Shape {
         rejected_columns,
         profile,
         can_delete: relation.can_delete,
@@ -375,7 +395,8 @@ pub async fn inspect(db: &Db, schema: &str, table: &str) -> Result<Shape, Inspec
         unlogged: relation.persistence == "u",
         relay_schema: server.relay_schema,
         missing_indexes,
-    })
+    };
+    Ok(Examined { shape: Some(shape), problems, user: server.user })
 }
 
 fn column_problem(table: &str, expected: &ContractColumn, found: Option<&Column>) -> Option<SchemaProblem> {

@@ -5,6 +5,7 @@
 mod claim;
 mod connect;
 mod db;
+mod diagnose;
 mod enqueue;
 mod error;
 mod inspect;
@@ -25,10 +26,15 @@ use tokio_postgres::types::Type;
 
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
+pub use diagnose::{
+    Between, ClockGap, Front, FrontRows, IndexFact, IndexState, Indexes, OldTransaction, Prepared, SOURCES_MAX,
+    SentTopic, Settings, Slot, UNDATED_MAX, Upkeep,
+};
 pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
-    COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
+    COLUMNS, ContractColumn, Examined, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape,
+    inspect,
 };
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
