@@ -6,6 +6,7 @@ mod bench;
 mod change;
 pub mod config;
 pub mod demo;
+mod doctor;
 pub mod enqueue;
 pub mod health;
 pub mod migrate;
@@ -198,6 +199,15 @@ enum Command {
     /// Takes some minutes. Each figure stands beside what it can be compared with in the same run; no time is asserted.
     #[command(after_help = "Examples:\n  keiro-relay bench\n  keiro-relay bench --quick --only buffers --json")]
     Bench(bench::Options),
+    /// Look at both sides and say what is wrong, why, and what to do about it; changes nothing.
+    ///
+    /// One line a check: ok, warn, fail (something stops delivery) or unknown, with the remedy to copy below it. Numbers of rows are the
+    /// server's estimates, or of the first waiting rows of each source. Exit 1 when a check fails.
+    #[command(
+        after_help = "Examples:\n  keiro-relay doctor\n  keiro-relay doctor --problems\n  keiro-relay doctor --json | jq -r \
+                            'select(.verdict == \"fail\") | .remedy'"
+    )]
+    Doctor(doctor::Options),
     /// Ask the running relay whether it is alive; exit 1 when it is not.
     #[command(after_help = "Example:\n  keiro-relay health --ready")]
     Health {
@@ -317,6 +327,7 @@ fn dispatch(cli: Cli) -> u8 {
             }
             bench::run(&options)
         }
+        Command::Doctor(options) => with_config(&global, |config| block_on(doctor::run(&config, &options))),
         Command::Health { ready } => with_config(&global, |config| health(&config, ready)),
     }
 }

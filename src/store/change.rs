@@ -174,7 +174,7 @@ impl Store {
         rules: Rules<'_>,
     ) -> Result<HashMap<Uuid, Option<(String, Option<String>)>>, StoreError> {
         let mut tx = self.db.begin_read_only(self.bound).await?;
-        let rows = self.look(&mut tx, ids, Duration::MAX).await?;
+        let rows = self.seen(&mut tx, ids, Duration::MAX).await?;
         tx.commit(self.bound).await?;
         let lane = |row: &Seen| (row.id(), row.lane_row(rules).map(|lane| (lane.source_name, lane.key)));
         Ok(rows.iter().map(lane).collect())
@@ -221,7 +221,7 @@ impl Store {
         let known: HashSet<Uuid> =
             done.iter().copied().chain(changes.unchanged.iter().map(|row| row.outbox_id)).collect();
         let rest: Vec<Uuid> = ids.iter().copied().filter(|id| !known.contains(id)).collect();
-        let looked = self.look(&mut tx, &rest, verb.lease()).await?;
+        let looked = self.seen(&mut tx, &rest, verb.lease()).await?;
         if verb.wakes() && !done.is_empty() {
             let sources = wanted.iter().filter(|row| done.contains(&row.id())).map(|row| row.source_name.as_str());
             let sources: Vec<&str> = sources.collect::<BTreeSet<&str>>().into_iter().collect();
@@ -237,7 +237,7 @@ impl Store {
     /// What a call would do, from a look that locks nothing.
     async fn preview(&self, verb: &Verb, ids: &[Uuid], rules: Rules<'_>) -> Result<Changes, StoreError> {
         let mut tx = self.db.begin_read_only(self.bound).await?;
-        let looked = self.look(&mut tx, ids, verb.lease()).await?;
+        let looked = self.seen(&mut tx, ids, verb.lease()).await?;
         let wanted: Vec<&Seen> = looked.iter().filter(|row| row.objection(verb, rules).is_none()).collect();
         let mut overtaken = HashMap::new();
         if verb.keeps_order() {
@@ -269,7 +269,7 @@ impl Store {
     async fn history(&self, verb: &Verb, ids: &[Uuid], rules: Rules<'_>) -> Result<History, StoreError> {
         let until = self.now().await?;
         let mut tx = self.db.begin_read_only(self.bound).await?;
-        let looked = self.look(&mut tx, ids, verb.lease()).await?;
+        let looked = self.seen(&mut tx, ids, verb.lease()).await?;
         let wanted = looked.iter().filter(|row| row.objection(verb, rules).is_none());
         let lanes: Vec<LaneRow> = wanted.filter_map(|row| row.lane_row(rules)).collect();
         let overtaken = self.sent_behind(&mut tx, &lanes, None).await?;
@@ -285,7 +285,7 @@ impl Store {
         tx.query(&statements.change_lock, &params, self.bound).await?.iter().map(Seen::read).collect()
     }
 
-    async fn look(&self, tx: &mut Tx, ids: &[Uuid], lease: Duration) -> Result<Vec<Seen>, StoreError> {
+    async fn seen(&self, tx: &mut Tx, ids: &[Uuid], lease: Duration) -> Result<Vec<Seen>, StoreError> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }

@@ -298,6 +298,29 @@ pub async fn inspect_to_read(db: &Db, schema: &str, table: &str) -> Result<Shape
 }
 
 async fn inspect_for(db: &Db, schema: &str, table: &str, privileges: &[&str]) -> Result<Shape, InspectError> {
+    let Examined { shape, problems, .. } = examine(db, schema, table, privileges).await?;
+    match shape {
+        Some(shape) if problems.is_empty() => Ok(shape),
+        Some(_) | None => Err(InspectError::Problems(problems)),
+    }
+}
+
+/// What a look at the catalogue said, usable or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Examined {
+    /// What the table looks like; `None` when there is no such table. Only without problems is it one that can be relayed.
+    pub shape: Option<Shape>,
+    /// All that is wrong with it.
+    pub problems: Vec<SchemaProblem>,
+    /// Our user.
+    pub user: String,
+}
+
+/// [`inspect`], and also what a table looks like that cannot be relayed. Missing privileges among those named are problems.
+///
+/// # Errors
+/// The error of the way to the server.
+pub async fn examine(db: &Db, schema: &str, table: &str, privileges: &[&str]) -> Result<Examined, StoreError> {
     let mut problems = Vec::new();
     let name = qualified(schema, table);
     let look = async |sql: &'static str, with_table: bool| {
@@ -315,7 +338,7 @@ async fn inspect_for(db: &Db, schema: &str, table: &str, privileges: &[&str]) ->
     }
     if !server.schema_exists {
         problems.push(SchemaProblem::NoSchema(quoted(schema)));
-        return Err(InspectError::Problems(problems));
+        return Ok(Examined { shape: None, problems, user: server.user });
     }
     let lacks = |privilege: String, object: String| SchemaProblem::NoPermission {
         user: server.user.clone(),
@@ -329,12 +352,12 @@ async fn inspect_for(db: &Db, schema: &str, table: &str, privileges: &[&str]) ->
     let rows = look(include_str!("sql/inspect_table.sql"), true).await?;
     let Some(relation) = rows.first() else {
         problems.push(SchemaProblem::NoTable(name));
-        return Err(InspectError::Problems(problems));
+        return Ok(Examined { shape: None, problems, user: server.user });
     };
     let relation = Relation::read(relation)?;
     if let Some(kind) = relation.not_a_table() {
         problems.push(SchemaProblem::NotATable { table: name, kind });
-        return Err(InspectError::Problems(problems));
+        return Ok(Examined { shape: None, problems, user: server.user });
     }
     if relation.row_security {
         problems.push(SchemaProblem::RowSecurity { table: name.clone(), user: server.user.clone() });
@@ -377,10 +400,7 @@ async fn inspect_for(db: &Db, schema: &str, table: &str, privileges: &[&str]) ->
     let missing_indexes =
         names::indexes(profile, table).map(|(_, name)| name).filter(|name| !indexes.contains(name)).collect();
 
-    if !problems.is_empty() {
-        return Err(InspectError::Problems(problems));
-    }
-    Ok(Shape {
+    let shape = Shape {
         rejected_columns,
         profile,
         can_delete: relation.can_delete,
@@ -390,7 +410,8 @@ async fn inspect_for(db: &Db, schema: &str, table: &str, privileges: &[&str]) ->
         unlogged: relation.persistence == "u",
         relay_schema: server.relay_schema,
         missing_indexes,
-    })
+    };
+    Ok(Examined { shape: Some(shape), problems, user: server.user })
 }
 
 fn column_problem(table: &str, expected: &ContractColumn, found: Option<&Column>) -> Option<SchemaProblem> {

@@ -6,6 +6,7 @@ mod change;
 mod claim;
 mod connect;
 mod db;
+mod diagnose;
 mod enqueue;
 mod error;
 mod inspect;
@@ -32,11 +33,15 @@ use tokio_postgres::types::Type;
 pub use change::{CHANGE_ROWS_MAX, Rules};
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
+pub use diagnose::{
+    Between, ClockGap, Front, FrontRows, IndexFact, IndexState, Indexes, OldTransaction, Prepared, SOURCES_MAX,
+    SentTopic, Settings, Slot, UNDATED_MAX, Upkeep,
+};
 pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
-    COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
-    inspect_to_read,
+    COLUMNS, ContractColumn, Examined, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape,
+    inspect, inspect_to_read,
 };
 pub use maintenance::{Backlog, Finished, Head, Requeued, StaleWindow, TableHealth};
 pub use migrate::{Found, MigrateError, Report, migrate, table_sql};

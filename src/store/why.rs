@@ -91,7 +91,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn relays(&self, bound: Duration) -> Result<Option<Vec<String>>, StoreError> {
+    pub async fn connected_relays(&self, bound: Duration) -> Result<Option<Vec<String>>, StoreError> {
         if !self.db.has_sessions() {
             return Ok(None);
         }

@@ -232,7 +232,7 @@ async fn gather(config: &Config, store: &Store, arguments: &WhyArgs) -> Result<O
         ahead,
         pauses: pauses(store, &row, head.as_ref()).await?,
         relay: ask(config.http.listen),
-        relays: store.relays(bound).await?,
+        relays: store.connected_relays(bound).await?,
     }))
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rdkafka::bindings::{rd_kafka_message_status, rd_kafka_msg_status_t};
 use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{DeliveryResult, Header, Message as _, OwnedHeaders};
 use rdkafka::metadata::MetadataPartition;
@@ -163,6 +164,30 @@ impl Blueprint {
     /// A client for one question.
     pub(super) fn question<C: FromClientConfigAndContext<QuietContext>>(&self) -> Result<C, ClientError> {
         Ok(self.config(Purpose::Question)?.create_with_context(QuietContext::default())?)
+    }
+
+    /// A client for questions that logs what the brokers say of themselves as they are connected to.
+    pub(super) fn curious<X: ClientContext, C: FromClientConfigAndContext<X>>(
+        &self,
+        context: X,
+    ) -> Result<C, ClientError> {
+        let mut config = self.config(Purpose::Question)?;
+        config.set("debug", "feature").set_log_level(RDKafkaLogLevel::Debug);
+        Ok(config.create_with_context(context)?)
+    }
+
+    /// A client that reads topics: in no group, never committing, only what is committed.
+    pub(super) fn reader<C: FromClientConfigAndContext<QuietContext>>(&self) -> Result<C, ClientError> {
+        let mut config = ClientConfig::new();
+        for (name, value) in self.kafka.client_properties()? {
+            config.set(name, value.expose());
+        }
+        config.set("statistics.interval.ms", "0");
+        // The group is never joined, but the client wants its name.
+        config.set("group.id", "keiro-relay-verify").set("enable.auto.commit", "false");
+        config.set("enable.auto.offset.store", "false").set("isolation.level", "read_committed");
+        config.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
+        Ok(config.create_with_context(QuietContext::default())?)
     }
 }
 
@@ -606,8 +631,10 @@ fn ask_cluster(producer: &BaseProducer<QuietContext>, bound: Duration) -> Result
     for _ in 0..PROBE_EVENTS_MAX {
         producer.poll(Duration::ZERO);
     }
-    let reason = producer.context().reason.lock().unwrap_or_else(PoisonError::into_inner).take();
-    Err(reason.unwrap_or_else(|| format!("kafka.unreachable: client: no broker answered within {bound:?}")))
+    Err(producer
+        .context()
+        .reason()
+        .unwrap_or_else(|| format!("kafka.unreachable: client: no broker answered within {bound:?}")))
 }
 
 /// How many events of a probe are looked through for the reason of its failure.
@@ -617,6 +644,13 @@ const PROBE_EVENTS_MAX: usize = 100;
 #[derive(Default)]
 pub(super) struct QuietContext {
     reason: Mutex<Option<String>>,
+}
+
+impl QuietContext {
+    /// The last reason, once.
+    pub(super) fn reason(&self) -> Option<String> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl ClientContext for QuietContext {
@@ -639,6 +673,8 @@ impl ProducerContext for QuietContext {
 
     fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
 }
+
+impl ConsumerContext for QuietContext {}
 
 /// The text, cut to what is kept.
 fn bounded(text: &str) -> String {

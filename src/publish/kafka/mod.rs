@@ -9,9 +9,11 @@ mod careful;
 mod client;
 pub mod codes;
 mod counts;
+mod describe;
 mod fast;
 pub mod faults;
 pub mod guards;
+pub mod inspect;
 mod limits;
 pub mod pipeline;
 
