@@ -228,20 +228,18 @@ async fn publish_and_settle(
     let give_up_at = asked_at + ctx.config.relay.publishing_timeout.saturating_sub(LEASE_MARGIN);
     let settled = ctx.store.settle(&messages, &settlement.verdicts, give_up_at).await;
     let elapsed = started.elapsed();
-    let lost: HashSet<Uuid> = match settled {
-        Ok(settled) => {
-            ctx.store_changed();
-            if !settled.lost.is_empty() {
-                debug!(source = &**source, ids = ?settled.lost, "rows were no longer ours when settled");
-            }
-            settled.lost.into_iter().collect()
-        }
-        Err(error) => {
+    if !settled.lost.is_empty() {
+        debug!(source = &**source, ids = ?settled.lost, "rows were no longer ours when settled");
+    }
+    let mut lost: HashSet<Uuid> = settled.lost.into_iter().collect();
+    match settled.failed {
+        None => ctx.store_changed(),
+        Some((error, ids)) => {
             ctx.write_failed(Stage::Settle, source, &error, elapsed);
             report.database_failed = true;
-            messages.iter().map(|message| message.outbox_id).collect()
+            lost.extend(ids);
         }
-    };
+    }
     tally(rules, ctx.store.has_rejected(), &messages, &settlement.verdicts, &lost, report);
     let summary = &report.summary;
     // A row whose verdict was lost goes out again if it had been acknowledged.

@@ -25,6 +25,8 @@ const TRY_MIN: Duration = Duration::from_secs(1);
 pub struct Settled {
     /// Rows that were no longer ours: somebody requeued or settled them meanwhile.
     pub lost: Vec<Uuid>,
+    /// Rows whose verdict could not be written, and the first reason: they wait for their lease to run out.
+    pub failed: Option<(StoreError, Vec<Uuid>)>,
 }
 
 /// One row's part in a statement.
@@ -62,16 +64,12 @@ impl Store {
     /// Writes the verdicts of one claim; `verdicts[i]` belongs to `messages[i]`.
     ///
     /// Tried again after a lost connection, a deadlock, a serialisation failure or a lost permission until `give_up_at`: from then
-    /// on the rows wait for their lease to run out. Sent rows go first, so that a crash in between costs the fewest duplicates.
-    pub async fn settle(
-        &self,
-        messages: &[Message],
-        verdicts: &[Verdict],
-        give_up_at: Instant,
-    ) -> Result<Settled, StoreError> {
+    /// on the rows wait for their lease to run out. Sent rows go first, so that a crash in between costs the fewest duplicates. An
+    /// error that one kind of verdict meets keeps no other from being written.
+    pub async fn settle(&self, messages: &[Message], verdicts: &[Verdict], give_up_at: Instant) -> Settled {
         assert_eq!(messages.len(), verdicts.len(), "one verdict per claimed row");
-        let Some(stamp) = messages.first().map(|message| message.updated_at) else { return Ok(Settled::default()) };
         let mut settled = Settled::default();
+        let Some(stamp) = messages.first().map(|message| message.updated_at) else { return settled };
         // Asked once: the newer columns may appear between two statements, and every row belongs to exactly one of them.
         let has_rejected = self.has_rejected();
         for verb in [Verb::Sent, Verb::Unsent, Verb::Rejected] {
@@ -85,10 +83,20 @@ impl Store {
                 continue;
             }
             changes.sort_by_key(|change| change.id);
-            let done = self.settle_until(verb, &changes, stamp, give_up_at).await?;
-            settled.lost.extend(changes.iter().map(|change| change.id).filter(|id| !done.contains(id)));
+            let ids = changes.iter().map(|change| change.id);
+            if let Some((_, failed)) = &mut settled.failed
+                && Instant::now() + RETRY_PAUSE_MAX >= give_up_at
+            {
+                failed.extend(ids);
+                continue;
+            }
+            match (self.settle_until(verb, &changes, stamp, give_up_at).await, &mut settled.failed) {
+                (Ok(done), _) => settled.lost.extend(ids.filter(|id| !done.contains(id))),
+                (Err(error), None) => settled.failed = Some((error, ids.collect())),
+                (Err(_), Some((_, failed))) => failed.extend(ids),
+            }
         }
-        Ok(settled)
+        settled
     }
 
     /// Runs one statement until it is answered; returns the rows that carry their verdict.

@@ -70,7 +70,9 @@ async fn claim(store: &Store, numbers: impl IntoIterator<Item = u64>) -> Vec<Mes
 }
 
 async fn settle(store: &Store, messages: &[Message], verdicts: &[Verdict]) -> Vec<Uuid> {
-    store.settle(messages, verdicts, Instant::now() + LONG).await.expect("a settlement").lost
+    let settled = store.settle(messages, verdicts, Instant::now() + LONG).await;
+    assert!(settled.failed.is_none(), "{settled:?}");
+    settled.lost
 }
 
 /// What a settlement changed in a row. Times are written as they relate to the settlement's own stamp.
@@ -606,10 +608,37 @@ fn an_error_that_stays_is_told_at_once() {
         let outbox = attempted_twice(Table::Lean, 1..=1).await;
         let messages = claim(&outbox.store, 1..=1).await;
         refuse(&outbox, "23514", u32::MAX).await;
-        let error = outbox.store.settle(&messages, &[sent()], Instant::now() + LONG).await.expect_err("it is refused");
+        let settled = outbox.store.settle(&messages, &[sent()], Instant::now() + LONG).await;
+        let (error, ids) = settled.failed.expect("it is refused");
+        assert_eq!((ids, settled.lost), (vec![id(1)], vec![]));
         assert_eq!((error.kind(), error.code()), (ErrorKind::Fatal, Some("23514")));
         assert_eq!(outbox.database.value("select last_value from keiro.tries"), "1", "tried once");
         assert_eq!(outbox.rows().await[0].status, "publishing");
+    });
+}
+
+/// A check or a trigger of somebody's on one kind of row is no reason to leave the others in publishing.
+#[test]
+fn an_error_of_one_kind_of_verdict_keeps_no_other_from_being_written() {
+    run(async || {
+        for refused in ["sent", "failed", "rejected"] {
+            let outbox = attempted_twice(Table::NewerShared, 1..=3).await;
+            let messages = claim(&outbox.store, 1..=3).await;
+            outbox
+                .execute(&format!(
+                    "alter table keiro.keiro_outbox add constraint c check (status <> '{refused}') not valid"
+                ))
+                .await;
+            let verdicts = [sent(), failed(), rejected()];
+            let settled = outbox.store.settle(&messages, &verdicts, Instant::now() + LONG).await;
+            let (error, ids) = settled.failed.expect("one is refused");
+            assert_eq!((error.code(), ids.len(), settled.lost), (Some("23514"), 1, vec![]));
+            let rows = outbox.rows().await;
+            let found: Vec<&str> = rows.iter().map(|row| row.status.as_str()).collect();
+            let expected =
+                ["sent", "failed", "rejected"].map(|status| if status == refused { "publishing" } else { status });
+            assert_eq!(found, expected);
+        }
     });
 }
 
@@ -623,8 +652,8 @@ fn a_settlement_ends_when_it_is_told_to() {
         let transaction = other.transaction().await.expect("begin");
         transaction.batch_execute("lock table keiro.keiro_outbox in exclusive mode").await.expect("the lock");
         let started = Instant::now();
-        let error =
-            outbox.store.settle(&messages, &[sent()], started + Duration::from_millis(300)).await.expect_err("in vain");
+        let settled = outbox.store.settle(&messages, &[sent()], started + Duration::from_millis(300)).await;
+        let (error, _) = settled.failed.expect("in vain");
         assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
         // Not after the statement's own half minute.
         assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());

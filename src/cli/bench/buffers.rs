@@ -207,7 +207,10 @@ async fn run_passes(scratch: &Scratch, source: &str) -> Result<Passes, String> {
         let messages = claim.map_err(|error| error.to_string())?.messages;
         let verdicts = vec![Verdict::Sent; messages.len()];
         let settled = scratch.store.settle(&messages, &verdicts, Instant::now() + SETTLE_MAX).await;
-        if !settled.map_err(|error| error.to_string())?.lost.is_empty() {
+        if let Some((error, _)) = settled.failed {
+            return Err(error.to_string());
+        }
+        if !settled.lost.is_empty() {
             return Err("rows were lost to somebody".to_owned());
         }
         done.claimed += messages.len();
