@@ -17,6 +17,7 @@ mod pgtime;
 mod select;
 mod settle;
 mod statements;
+mod verify;
 
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -41,6 +42,7 @@ pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
 pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
 pub use settle::Settled;
+pub use verify::{Instants, RowName, SentRange};
 
 use crate::config::Config;
 use statements::Statements;
