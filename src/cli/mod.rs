@@ -15,6 +15,7 @@ mod pause;
 pub mod rows;
 mod run;
 mod status;
+mod verify;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -208,6 +209,17 @@ enum Command {
                             'select(.verdict == \"fail\") | .remedy'"
     )]
     Doctor(doctor::Options),
+    /// Compare sent rows with their topics: each is there, and every lane in order; changes nothing.
+    ///
+    /// Takes the rows published in the range, and reads their topics from shortly before it to where they end now, in no consumer group.
+    /// Says which rows are missing, there more than once (which delivery at least once allows), or before a row that precedes them in
+    /// their lane; and plainly what cannot be judged, because the topic's retention or compaction removed records. Needs 80 bytes of
+    /// memory a row. Exit 1 when a row is missing, out of order or cannot be judged.
+    #[command(
+        after_help = "Examples:\n  keiro-relay verify --source billing --since 1h\n  keiro-relay verify --topic invoices --since \
+                            2026-01-02T00:00:00Z --until 2026-01-03T00:00:00Z --json"
+    )]
+    Verify(verify::Options),
     /// Ask the running relay whether it is alive; exit 1 when it is not.
     #[command(after_help = "Example:\n  keiro-relay health --ready")]
     Health {
@@ -328,6 +340,7 @@ fn dispatch(cli: Cli) -> u8 {
             bench::run(&options)
         }
         Command::Doctor(options) => with_config(&global, |config| block_on(doctor::run(&config, &options))),
+        Command::Verify(options) => with_config(&global, |config| block_on(verify::run(&config, options))),
         Command::Health { ready } => with_config(&global, |config| health(&config, ready)),
     }
 }

@@ -13,3 +13,4 @@ pub mod plan;
 pub mod policy;
 pub mod record;
 pub mod sweep;
+pub mod verify;

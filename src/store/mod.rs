@@ -22,6 +22,7 @@ mod select;
 mod settle;
 mod statements;
 mod verb;
+mod verify;
 mod why;
 
 use std::sync::{Arc, RwLock};
@@ -51,6 +52,7 @@ pub use pauses::{PAUSES_MAX, PauseEnd, Paused, PausesError};
 pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
 pub use settle::Settled;
 pub use verb::{Changes, Due, Unchanged, Verb, Why};
+pub use verify::{Instants, RowName, SentRange};
 pub use why::{AHEAD_MAX, Ahead, LaneHead};
 
 use crate::config::Config;

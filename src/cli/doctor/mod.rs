@@ -15,6 +15,7 @@ use std::io;
 
 use clap::Args;
 
+pub(super) use self::report::printable;
 use self::report::{Check, complete};
 use super::{EXIT_CONFIG, EXIT_FAILED, EXIT_OK, complain, written};
 use crate::config::Config;

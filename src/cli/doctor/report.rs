@@ -152,7 +152,7 @@ fn text(check: &Check) -> String {
 }
 
 /// The text with control characters written out.
-pub(super) fn printable(text: &str) -> String {
+pub(in crate::cli) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() {

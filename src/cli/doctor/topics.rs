@@ -203,14 +203,13 @@ fn replication(cluster: &Cluster, brokers: &str, description: &Description) -> C
     if copies >= REPLICAS {
         return Check::ok(NAME, format!("{copies} copies of each partition"));
     }
-    let lost = if copies <= 1 {
-        "when that broker is lost, so are its records"
-    } else {
-        "one broker down leaves a single copy"
+    let (copies, lost) = match copies {
+        0 | 1 => ("one copy".to_owned(), "a broker that is lost takes its records with it"),
+        copies => (format!("{copies} copies"), "one broker down leaves a single copy"),
     };
     Check::warn(
         NAME,
-        format!("{copies} of {REPLICAS} copies of a partition on {} brokers: {lost}", cluster.brokers.len()),
+        format!("{copies} of each partition, on {} listed brokers: {lost}", cluster.brokers.len()),
         format!(
             "kafka-reassign-partitions.sh --bootstrap-server {brokers} --reassignment-json-file FILE --execute  # FILE names {REPLICAS} \
              replicas of each partition"

@@ -187,6 +187,7 @@ impl Blueprint {
         config.set("group.id", "keiro-relay-verify").set("enable.auto.commit", "false");
         config.set("enable.auto.offset.store", "false").set("isolation.level", "read_committed");
         config.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
+        config.set("allow.auto.create.topics", "false");
         Ok(config.create_with_context(QuietContext::default())?)
     }
 }

@@ -21,8 +21,7 @@ use rdkafka::bindings::{
     rd_kafka_TopicPartitionInfo_leader, rd_kafka_TopicPartitionInfo_partition, rd_kafka_TopicPartitionInfo_replicas,
     rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_destroy, rd_kafka_event_DescribeCluster_result,
     rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t,
-    rd_kafka_poll, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t,
-    rd_kafka_resp_err_t, rd_kafka_t,
+    rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_resp_err_t, rd_kafka_t,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -37,15 +36,6 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(super) struct Node {
     pub(super) id: i32,
     pub(super) address: String,
-}
-
-/// Lets the client say what it has to say: errors wait until somebody asks.
-pub(super) fn serve<C: ClientContext>(client: &Client<C>) {
-    const EVENTS_MAX: usize = 100;
-    for _ in 0..EVENTS_MAX {
-        // SAFETY: the pointer is the client's, which outlives the call; without a wait it only runs callbacks.
-        unsafe { rd_kafka_poll(client.native_ptr(), 0) };
-    }
 }
 
 /// The brokers that the cluster lists.

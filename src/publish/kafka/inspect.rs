@@ -12,6 +12,8 @@ use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifie
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
+use rdkafka::message::DeliveryResult;
+use rdkafka::producer::{Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
@@ -153,11 +155,12 @@ pub async fn inspect(
 }
 
 fn ask(blueprint: &Blueprint, runtime: &Handle, topics: Vec<String>) -> Result<Cluster, InspectError> {
-    let admin: AdminClient<Curious> = blueprint.curious(Curious::default())?;
-    let client = admin.inner();
+    // A producer, as the relay is one; its thread brings what it logs, and why nobody answers, to the context.
+    let producer: ThreadedProducer<Curious> = blueprint.curious(Curious::default())?;
+    let admin: AdminClient<QuietContext> = blueprint.question()?;
+    let client = producer.client();
     let deadline = Instant::now() + CLUSTER_MAX;
     let nodes = describe::cluster(client, CLUSTER_MAX).map_err(|code| {
-        describe::serve(client);
         let reason = client.context().quiet.reason();
         InspectError::Unreachable(
             reason.unwrap_or_else(|| format!("no broker answered within {CLUSTER_MAX:?}: {code}")),
@@ -193,7 +196,7 @@ fn ask(blueprint: &Blueprint, runtime: &Handle, topics: Vec<String>) -> Result<C
 }
 
 /// Settings of a broker are asked of that broker itself, so an answer shows that it can be reached, whatever the answer is.
-async fn ask_broker(admin: &AdminClient<Curious>, options: &AdminOptions, node: Node) -> Broker {
+async fn ask_broker(admin: &AdminClient<QuietContext>, options: &AdminOptions, node: Node) -> Broker {
     let resource = ResourceSpecifier::Broker(node.id);
     let answer = admin.describe_configs([&resource], options).await;
     let (answers, settings) = match answer.map(|found| found.into_iter().next()) {
@@ -240,6 +243,12 @@ impl Curious {
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
+}
+
+impl ProducerContext for Curious {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
 }
 
 impl ClientContext for Curious {

@@ -16,6 +16,7 @@ pub mod guards;
 pub mod inspect;
 mod limits;
 pub mod pipeline;
+pub mod read;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
