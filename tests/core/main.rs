@@ -18,6 +18,7 @@ mod pipeline;
 mod plan;
 mod record;
 mod row_filter;
+mod rows_text;
 mod sweep;
 mod table_sql;
 mod telemetry;

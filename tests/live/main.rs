@@ -15,6 +15,7 @@ mod foreign;
 mod halt;
 mod http;
 mod late;
+mod list;
 mod maintenance;
 mod migrate;
 mod outage;
