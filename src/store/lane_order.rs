@@ -19,7 +19,7 @@ use crate::domain::message::{PgTime, Position};
 /// Sent rows of a page.
 const PAGE_ROWS: usize = 50_000;
 /// How long is looked for: long enough for some million rows.
-const LOOK_MAX: Duration = Duration::from_secs(10);
+const LOOK_MAX: Duration = Duration::from_secs(20);
 /// A settlement writes the time at which it began, and is seen once it has committed; no statement of a relay takes longer than this.
 const SETTLING_MAX_MICROS: i64 = 60_000_000;
 

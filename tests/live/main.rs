@@ -1,6 +1,8 @@
 //! Tests against a real PostgreSQL and a real Kafka. `make test` fetches them; each test process starts its own.
 
 mod bench;
+mod change;
+mod change_races;
 mod claim;
 mod crash;
 mod db;
