@@ -217,6 +217,10 @@ impl Store {
     ) -> Result<Changes, StoreError> {
         let mut tx = self.db.begin(self.bound).await?;
         tx.batch(LOCK_TIMEOUT, self.bound).await?;
+        if verb.brings_back() {
+            let table = super::qualified(&self.schema, &self.table);
+            tx.query(include_str!("sql/change_turn.sql"), &[(&table, Type::TEXT)], self.bound).await?;
+        }
         let locked = self.lock(&mut tx, verb, ids).await?;
         let mut changes = Changes::default();
         let mut wanted: Vec<&Seen> = Vec::with_capacity(locked.len());

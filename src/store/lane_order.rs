@@ -1,7 +1,8 @@
 //! Whether rows that go back to pending would reach the broker after later rows of their lane.
 //!
 //! No index leads from a lane to its sent rows, so they are looked at page by page, those published last first, for a bounded time. Nothing here ever
-//! says that order is kept when it could not look far enough.
+//! says that order is kept when it could not look far enough. What a producer commits, and a relay claims, in the very moment in which an earlier row goes
+//! back is not seen: it is as if the row had gone back a moment later.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;

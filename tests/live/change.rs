@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::daemon::{Finished, Setup, run_command};
 use crate::support::database::{Database, Table};
-use crate::support::outbox::{self, Outbox, Row, id, keyed, row, with};
+use crate::support::outbox::{self, Outbox, id, keyed, row, with};
 use crate::support::run;
 
 /// Runs a command to its end.
