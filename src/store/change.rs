@@ -106,6 +106,8 @@ impl Seen {
 impl Store {
     /// Does a verb to rows, at most [`CHANGE_ROWS_MAX`] of them, and tells the running relays. With `dry_run` nothing is changed or locked.
     ///
+    /// `history` is what [`Store::history`] said of these rows, possibly among others; without it it is asked for here.
+    ///
     /// # Errors
     /// [`StoreError`]; then nothing was changed, unless the connection was lost during the commit.
     pub async fn change(
@@ -113,27 +115,53 @@ impl Store {
         verb: &Verb,
         ids: &[Uuid],
         rules: Rules<'_>,
+        history: Option<&History>,
         dry_run: bool,
     ) -> Result<Changes, StoreError> {
         assert!(ids.len() <= CHANGE_ROWS_MAX, "a call changes at most {CHANGE_ROWS_MAX} rows");
         let ids: BTreeSet<Uuid> = ids.iter().copied().collect();
         let ids: Vec<Uuid> = ids.into_iter().collect();
+        let own;
+        let history = match history {
+            Some(history) => history,
+            None => {
+                own = self.history(verb, &ids, rules).await?;
+                &own
+            }
+        };
         if dry_run {
-            return self.preview(verb, &ids, rules).await;
+            return self.preview(verb, &ids, rules, history).await;
         }
-        // The long look at what was sent is made before anything is locked; what is sent since then is looked at again.
-        let history = if verb.keeps_order() { Some(self.history(verb, &ids, rules).await?) } else { None };
         let mut tries = 0;
         loop {
             tries += 1;
-            match self.change_once(verb, &ids, rules, history.as_ref()).await {
+            match self.change_once(verb, &ids, rules, history).await {
                 Err(error) if error.kind() == ErrorKind::Serialization && tries < TRIES_MAX => {}
                 outcome => return outcome,
             }
         }
     }
 
-    /// Rows that a verb over finished rows would meet next, in the order in which an index brings them.
+    /// Which of these rows, however many, a row of their lane has overtaken so far, when that matters to the verb. The long look at what was sent,
+    /// made before anything is locked; [`Store::change`] looks again at what was sent since.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn history(&self, verb: &Verb, ids: &[Uuid], rules: Rules<'_>) -> Result<History, StoreError> {
+        if !verb.keeps_order() {
+            return Ok(History::default());
+        }
+        let until = self.now().await?;
+        let mut tx = self.db.begin_read_only(self.bound).await?;
+        let looked = self.seen(&mut tx, ids, verb.lease()).await?;
+        let wanted = looked.iter().filter(|row| row.objection(verb, rules).is_none());
+        let lanes: Vec<LaneRow> = wanted.filter_map(|row| row.lane_row(rules)).collect();
+        let overtaken = self.sent_behind(&mut tx, &lanes, None).await?;
+        tx.commit(self.bound).await?;
+        Ok(History { until: Some(until), looked: lanes.iter().map(|row| row.position.outbox_id).collect(), overtaken })
+    }
+
+    /// The next rows of a selection, with their value of the sort column, behind the last of an earlier page.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -185,10 +213,14 @@ impl Store {
         verb: &Verb,
         ids: &[Uuid],
         rules: Rules<'_>,
-        history: Option<&History>,
+        history: &History,
     ) -> Result<Changes, StoreError> {
         let mut tx = self.db.begin(self.bound).await?;
         tx.batch(LOCK_TIMEOUT, self.bound).await?;
+        if verb.brings_back() {
+            let table = super::qualified(&self.schema, &self.table);
+            tx.query(include_str!("sql/change_turn.sql"), &[(&table, Type::TEXT)], self.bound).await?;
+        }
         let locked = self.lock(&mut tx, verb, ids).await?;
         let mut changes = Changes::default();
         let mut wanted: Vec<&Seen> = Vec::with_capacity(locked.len());
@@ -199,11 +231,11 @@ impl Store {
             }
         }
         let mut behind = Behind::default();
-        if let Some(history) = history {
+        if let Some(until) = history.until {
             let lanes: Vec<LaneRow> = wanted.iter().filter_map(|row| row.lane_row(rules)).collect();
             // First what waits is kept from being claimed, then what went before is looked at: in between nothing gets past.
             behind = self.next_behind(&mut tx, &lanes, true).await?;
-            let mut objections = self.sent_behind(&mut tx, &lanes, Some(history.until)).await?;
+            let mut objections = self.sent_behind(&mut tx, &lanes, Some(until)).await?;
             objections.extend(behind.in_flight.iter().map(|(id, why)| (*id, *why)));
             objections.extend(history.overtaken.iter().map(|(id, why)| (*id, *why)));
             let new = lanes.iter().map(|row| row.position.outbox_id).filter(|id| !history.looked.contains(id));
@@ -235,14 +267,19 @@ impl Store {
     }
 
     /// What a call would do, from a look that locks nothing.
-    async fn preview(&self, verb: &Verb, ids: &[Uuid], rules: Rules<'_>) -> Result<Changes, StoreError> {
+    async fn preview(
+        &self,
+        verb: &Verb,
+        ids: &[Uuid],
+        rules: Rules<'_>,
+        history: &History,
+    ) -> Result<Changes, StoreError> {
         let mut tx = self.db.begin_read_only(self.bound).await?;
         let looked = self.seen(&mut tx, ids, verb.lease()).await?;
         let wanted: Vec<&Seen> = looked.iter().filter(|row| row.objection(verb, rules).is_none()).collect();
-        let mut overtaken = HashMap::new();
+        let mut overtaken = history.overtaken.clone();
         if verb.keeps_order() {
             let lanes: Vec<LaneRow> = wanted.iter().filter_map(|row| row.lane_row(rules)).collect();
-            overtaken = self.sent_behind(&mut tx, &lanes, None).await?;
             overtaken.extend(self.next_behind(&mut tx, &lanes, false).await?.in_flight);
         }
         tx.commit(self.bound).await?;
@@ -263,18 +300,6 @@ impl Store {
         let rest: Vec<Uuid> = ids.iter().copied().filter(|id| !known.contains(id)).collect();
         changes.explain(verb, &rest, &looked, rules);
         Ok(changes)
-    }
-
-    /// Which rows were overtaken by rows that were sent before now.
-    async fn history(&self, verb: &Verb, ids: &[Uuid], rules: Rules<'_>) -> Result<History, StoreError> {
-        let until = self.now().await?;
-        let mut tx = self.db.begin_read_only(self.bound).await?;
-        let looked = self.seen(&mut tx, ids, verb.lease()).await?;
-        let wanted = looked.iter().filter(|row| row.objection(verb, rules).is_none());
-        let lanes: Vec<LaneRow> = wanted.filter_map(|row| row.lane_row(rules)).collect();
-        let overtaken = self.sent_behind(&mut tx, &lanes, None).await?;
-        tx.commit(self.bound).await?;
-        Ok(History { until, looked: lanes.iter().map(|row| row.position.outbox_id).collect(), overtaken })
     }
 
     async fn lock(&self, tx: &mut Tx, verb: &Verb, ids: &[Uuid]) -> Result<Vec<Seen>, StoreError> {
@@ -366,10 +391,11 @@ impl Store {
     }
 }
 
-/// What the long look at sent rows found.
-struct History {
-    /// When it began.
-    until: PgTime,
+/// What the long look at sent rows found: see [`Store::history`].
+#[derive(Debug, Clone, Default)]
+pub struct History {
+    /// When it began; nothing when the verb does not ask.
+    until: Option<PgTime>,
     /// Whom it was about.
     looked: HashSet<Uuid>,
     overtaken: HashMap<Uuid, Why>,

@@ -1,7 +1,8 @@
 //! Whether rows that go back to pending would reach the broker after later rows of their lane.
 //!
 //! No index leads from a lane to its sent rows, so they are looked at page by page, those published last first, for a bounded time. Nothing here ever
-//! says that order is kept when it could not look far enough.
+//! says that order is kept when it could not look far enough. What a producer commits, and a relay claims, in the very moment in which an earlier row goes
+//! back is not seen: it is as if the row had gone back a moment later.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::domain::message::{PgTime, Position};
 /// Sent rows of a page.
 const PAGE_ROWS: usize = 50_000;
 /// How long is looked for: long enough for some million rows.
-const LOOK_MAX: Duration = Duration::from_secs(10);
+const LOOK_MAX: Duration = Duration::from_secs(20);
 /// A settlement writes the time at which it began, and is seen once it has committed; no statement of a relay takes longer than this.
 const SETTLING_MAX_MICROS: i64 = 60_000_000;
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-pub use change::{CHANGE_ROWS_MAX, Rules};
+pub use change::{CHANGE_ROWS_MAX, History, Rules};
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
 pub use diagnose::{

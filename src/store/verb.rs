@@ -105,6 +105,14 @@ impl Verb {
         }
     }
 
+    /// Whether rows that were finished wait again: in front of others of their lane.
+    pub(super) fn brings_back(&self) -> bool {
+        match self {
+            Self::Retry { .. } | Self::Replay { .. } => true,
+            Self::Cancel { .. } | Self::Reschedule { .. } | Self::RequeueStuck { .. } | Self::Prune { .. } => false,
+        }
+    }
+
     /// Whether it must leave alone what a later row of its lane overtook.
     pub(super) fn keeps_order(&self) -> bool {
         match self {

@@ -2,6 +2,8 @@
 
 mod bench;
 mod broker_faults;
+mod change;
+mod change_races;
 mod chaos;
 mod claim;
 mod clock;

@@ -159,30 +159,55 @@ impl<'a> Work<'a> {
         loop {
             let rows_max = PAGE_ROWS.min(self.left);
             let page = self.store.places(selection, sort, after, rows_max, self.now, READ_MAX).await?;
-            for batch in page.chunks(CHANGE_ROWS_MAX) {
-                if self.stop.is_cancelled() {
-                    self.report.interrupted = true;
-                    return Ok(());
-                }
-                let ids: Vec<Uuid> = batch.iter().map(|(_, id)| *id).collect();
-                if !self.order.ids.is_empty() {
-                    self.met.extend(&ids);
-                }
-                let changes = self.store.change(&self.order.verb, &ids, self.rules, self.order.dry_run).await?;
+            let ids: Vec<Uuid> = page.iter().map(|(_, id)| *id).collect();
+            if self.order.dry_run && self.order.ids.is_empty() && selection_decides(&self.order.verb) {
+                self.report.changed += ids.len();
                 self.left -= ids.len();
                 self.progress.inc(ids.len().try_into().unwrap_or(u64::MAX));
-                self.report.changed += changes.changed.len();
-                self.report.dead += changes.dead;
-                self.report.add(changes.unchanged.into_iter());
+            } else {
+                self.batches(&ids).await?;
             }
             after = page.last().copied();
-            if page.len() < rows_max || self.left == 0 {
+            if page.len() < rows_max || self.left == 0 || self.report.interrupted {
                 return Ok(());
             }
         }
     }
+
+    /// The rows of a page, batch by batch.
+    async fn batches(&mut self, ids: &[Uuid]) -> Result<(), StoreError> {
+        let verb = &self.order.verb;
+        let history = self.store.history(verb, ids, self.rules).await?;
+        for batch in ids.chunks(CHANGE_ROWS_MAX) {
+            if self.stop.is_cancelled() {
+                self.report.interrupted = true;
+                return Ok(());
+            }
+            if !self.order.ids.is_empty() {
+                self.met.extend(batch);
+            }
+            let dry_run = self.order.dry_run;
+            let changes = self.store.change(verb, batch, self.rules, Some(&history), dry_run).await?;
+            self.left -= batch.len();
+            self.progress.inc(batch.len().try_into().unwrap_or(u64::MAX));
+            self.report.changed += changes.changed.len();
+            self.report.dead += changes.dead;
+            self.report.add(changes.unchanged.into_iter());
+        }
+        Ok(())
+    }
 }
 
+/// Whether every row that the selection finds would be changed: then a dry run only counts.
+fn selection_decides(verb: &Verb) -> bool {
+    match verb {
+        Verb::Retry { keep_attempts, allow_reorder, .. } => !keep_attempts && *allow_reorder,
+        Verb::Replay { allow_reorder } => *allow_reorder,
+        Verb::Cancel { .. } | Verb::Reschedule { .. } | Verb::Prune { .. } => true,
+        // Some of them would be dead.
+        Verb::RequeueStuck { .. } => false,
+    }
+}
 impl From<(Uuid, Why)> for Unchanged {
     fn from((outbox_id, why): (Uuid, Why)) -> Self {
         Self { outbox_id, why }
