@@ -21,3 +21,4 @@ mod row_filter;
 mod sweep;
 mod table_sql;
 mod telemetry;
+mod verify;

@@ -26,3 +26,4 @@ mod smoke;
 mod stop;
 mod support;
 mod upkeep;
+mod verify;
