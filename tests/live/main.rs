@@ -5,6 +5,7 @@ mod claim;
 mod crash;
 mod db;
 mod demo;
+mod doctor;
 mod enqueue;
 mod fast;
 mod fleet;
