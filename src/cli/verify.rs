@@ -28,10 +28,9 @@ const CLOCKS: Duration = Duration::from_secs(60);
 
 /// What is to be compared.
 #[derive(Debug, Clone, Args)]
-#[group(id = "rows", required = true, multiple = true, args = ["source", "topic"])]
 pub(super) struct Options {
     /// Rows of this source.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", required_unless_present = "topic")]
     source: Option<String>,
     /// Rows for this topic.
     #[arg(long, value_name = "NAME")]
@@ -277,6 +276,9 @@ impl Report {
                 )?;
             }
             let Verdict { rows, found, missing, unjudged, duplicated, out_of_order, .. } = self.verdict;
+            if rows == 0 {
+                writeln!(out, "nothing to compare: is the name right, and was anything sent in the range?")?;
+            }
             writeln!(
                 out,
                 "{rows} rows {} published from {} to {}: {found} found, {missing} missing, {unjudged} not to be judged, {duplicated} \

@@ -22,3 +22,4 @@ mod rows_text;
 mod sweep;
 mod table_sql;
 mod telemetry;
+mod verify;

@@ -10,8 +10,8 @@ pub(super) const NAMES: [&str; 3] = ["brokers.reachable", "brokers.listeners", "
 
 /// The first version of Produce that carries headers.
 const PRODUCE_WITH_HEADERS: i16 = 3;
-/// The lowest version of Produce that Kafka 4 still speaks.
-const PRODUCE_OF_KAFKA_4: i16 = 3;
+/// The lowest version of Fetch that Kafka 4 still speaks; of Produce it still admits to the oldest, for librdkafka's sake.
+const FETCH_OF_KAFKA_4: i16 = 4;
 /// The highest version of Fetch of the oldest brokers that this was tested with (Kafka 3.0).
 const FETCH_OF_KAFKA_3: i16 = 12;
 
@@ -59,7 +59,7 @@ fn version(brokers: &[Broker]) -> Check {
         ((_, highest), _) if highest < PRODUCE_WITH_HEADERS => {
             Check::fail(NAME, format!("{text}: older than Kafka 0.11, without headers"), "upgrade the brokers")
         }
-        ((lowest, _), _) if lowest >= PRODUCE_OF_KAFKA_4 => Check::ok(NAME, format!("{text}: Kafka 4")),
+        (_, (lowest, _)) if lowest >= FETCH_OF_KAFKA_4 => Check::ok(NAME, format!("{text}: Kafka 4")),
         (_, (_, highest)) if highest >= FETCH_OF_KAFKA_3 => Check::ok(NAME, format!("{text}: Kafka 2.7 to 3.9")),
         _ => Check::warn(
             NAME,

@@ -12,10 +12,11 @@ use crate::store::{
 };
 
 /// Every check of this module, without the indexes: those are `table.index.…`, one for each of the profile.
-pub(super) const NAMES: [&str; 9] = [
+pub(super) const NAMES: [&str; 10] = [
     "table.exists",
     "table.columns",
     "table.profile",
+    "table.side_schema",
     "table.constraints",
     "durability.table",
     "permission.insert",
@@ -139,6 +140,18 @@ fn shape(store: &Store, config: &Config, examined: &Examined) -> Vec<Check> {
         Check::fail("table.columns", problems.join("; "), remedy)
     });
     checks.push(Check::ok("table.profile", shape.describe()));
+    checks.push(if shape.relay_schema {
+        Check::ok("table.side_schema", "schema keiro_relay is there")
+    } else {
+        Check::warn(
+            "table.side_schema",
+            "schema keiro_relay is not there, or we may not use it: what is kept in its tables is off (pause)",
+            format!(
+                "keiro-relay migrate  # as a user who may create it\ngrant usage on schema keiro_relay to {};",
+                quoted(&examined.user)
+            ),
+        )
+    });
     checks.push(if shape.unlogged {
         Check::warn(
             "durability.table",

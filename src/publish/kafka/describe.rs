@@ -1,6 +1,6 @@
-//! The two admin requests that the binding has no words for: describe the cluster, describe topics with what we may do with them.
+//! The two requests that the binding has no words for: which brokers there are, and what topics are, with what we may do with them.
 //!
-//! Unlike a producer's metadata request, neither creates a topic that is not there. Nothing here ever waits without a bound, and all of
+//! Unlike a producer's metadata request for a topic, neither creates one that is not there, and neither needs a controller. Nothing here ever waits without a bound, and all of
 //! librdkafka's pointers stay in here.
 
 #![expect(unsafe_code, reason = "librdkafka's functions that describe clusters and topics have no safe wrapper")]
@@ -12,16 +12,16 @@ use std::time::Duration;
 
 use rdkafka::bindings::{
     rd_kafka_AclOperation_t, rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new,
-    rd_kafka_AdminOptions_set_include_authorized_operations, rd_kafka_AdminOptions_set_request_timeout,
-    rd_kafka_AdminOptions_t, rd_kafka_DescribeCluster, rd_kafka_DescribeCluster_result_nodes, rd_kafka_DescribeTopics,
-    rd_kafka_DescribeTopics_result_topics, rd_kafka_Node_host, rd_kafka_Node_id, rd_kafka_Node_port, rd_kafka_Node_t,
-    rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names,
-    rd_kafka_TopicDescription_authorized_operations, rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_name,
-    rd_kafka_TopicDescription_partitions, rd_kafka_TopicDescription_t, rd_kafka_TopicPartitionInfo_isr,
-    rd_kafka_TopicPartitionInfo_leader, rd_kafka_TopicPartitionInfo_partition, rd_kafka_TopicPartitionInfo_replicas,
-    rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_destroy, rd_kafka_event_DescribeCluster_result,
-    rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t,
-    rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_resp_err_t, rd_kafka_t,
+    rd_kafka_AdminOptions_set_broker, rd_kafka_AdminOptions_set_include_authorized_operations,
+    rd_kafka_AdminOptions_set_request_timeout, rd_kafka_AdminOptions_t, rd_kafka_DescribeTopics,
+    rd_kafka_DescribeTopics_result_topics, rd_kafka_Node_id, rd_kafka_TopicCollection_destroy,
+    rd_kafka_TopicCollection_of_topic_names, rd_kafka_TopicDescription_authorized_operations,
+    rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_name, rd_kafka_TopicDescription_partitions,
+    rd_kafka_TopicDescription_t, rd_kafka_TopicPartitionInfo_isr, rd_kafka_TopicPartitionInfo_leader,
+    rd_kafka_TopicPartitionInfo_partition, rd_kafka_TopicPartitionInfo_replicas, rd_kafka_admin_op_t,
+    rd_kafka_error_code, rd_kafka_error_destroy, rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy,
+    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_queue_destroy,
+    rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_resp_err_t, rd_kafka_t,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -40,30 +40,39 @@ pub(super) struct Node {
 
 /// The brokers that the cluster lists.
 pub(super) fn cluster<C: ClientContext>(client: &Client<C>, bound: Duration) -> Result<Vec<Node>, Code> {
-    let request = Request::new(client, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECLUSTER, false, bound)?;
-    // SAFETY: client, options and queue live until the request is dropped, after the answer.
-    unsafe { rd_kafka_DescribeCluster(request.client, request.options, request.queue) };
-    let answer = request.answer(bound)?;
-    // SAFETY: the event is of this kind (checked by librdkafka, which returns null otherwise) and lives until `answer` is dropped;
-    // the array has `count` entries, none of them null.
+    // SAFETY: the client outlives the call; the answer has as many brokers as it says, and is given back once, after they were copied.
+    // Without "all topics" it is about topics that the client knows: none.
     unsafe {
-        let result = rd_kafka_event_DescribeCluster_result(answer.0);
-        if result.is_null() {
-            return Err(Code::Fail);
+        let mut metadata = ptr::null();
+        let code = rd_kafka_metadata(client.native_ptr(), 0, ptr::null_mut(), &raw mut metadata, millis(bound));
+        if code != rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
+            return Err(Code::from(code));
         }
-        let mut count = 0;
-        let nodes = rd_kafka_DescribeCluster_result_nodes(result, &raw mut count);
-        Ok((0..count).map(|index| node(*nodes.add(index))).collect())
+        let count = usize::try_from((*metadata).broker_cnt).unwrap_or_default();
+        let node = |index| {
+            let broker = &*(*metadata).brokers.add(index);
+            let host = text(broker.host);
+            let host = if host.contains(':') { format!("[{host}]") } else { host };
+            Node { id: broker.id, address: format!("{host}:{}", broker.port) }
+        };
+        let nodes = (0..count).map(node).collect();
+        rd_kafka_metadata_destroy(metadata);
+        Ok(nodes)
     }
 }
 
-/// The topics that are described, or the code for each that is not.
+fn millis(bound: Duration) -> i32 {
+    i32::try_from(bound.as_millis()).unwrap_or(i32::MAX)
+}
+
+/// The topics as this broker describes them, or the code for each that it does not.
 pub(super) fn topics<C: ClientContext>(
     client: &Client<C>,
+    broker: i32,
     names: &[String],
     bound: Duration,
 ) -> Result<HashMap<String, Result<Description, Code>>, Code> {
-    let request = Request::new(client, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, true, bound)?;
+    let request = Request::new(client, broker, bound)?;
     // A text of the table's has no NUL in it.
     let texts: Vec<CString> = names.iter().filter_map(|name| CString::new(name.as_str()).ok()).collect();
     let mut pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
@@ -74,7 +83,8 @@ pub(super) fn topics<C: ClientContext>(
         rd_kafka_TopicCollection_destroy(collection);
     }
     let answer = request.answer(bound)?;
-    // SAFETY: as in `cluster`.
+    // SAFETY: the event is of this kind (checked by librdkafka, which returns null otherwise) and lives until `answer` is dropped;
+    // the array has `count` entries, none of them null.
     unsafe {
         let result = rd_kafka_event_DescribeTopics_result(answer.0);
         if result.is_null() {
@@ -83,17 +93,6 @@ pub(super) fn topics<C: ClientContext>(
         let mut count = 0;
         let found = rd_kafka_DescribeTopics_result_topics(result, &raw mut count);
         Ok((0..count).map(|index| topic(*found.add(index))).collect())
-    }
-}
-
-/// # Safety
-/// The pointer is a node of an answer that is still held.
-unsafe fn node(node: *const rd_kafka_Node_t) -> Node {
-    // SAFETY: see above; the host is a text of the answer's.
-    unsafe {
-        let host = text(rd_kafka_Node_host(node));
-        let host = if host.contains(':') { format!("[{host}]") } else { host };
-        Node { id: rd_kafka_Node_id(node), address: format!("{host}:{}", rd_kafka_Node_port(node)) }
     }
 }
 
@@ -146,7 +145,7 @@ unsafe fn text(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// A request under way.
+/// A request to describe topics.
 struct Request {
     client: *mut rd_kafka_t,
     options: *mut rd_kafka_AdminOptions_t,
@@ -154,40 +153,33 @@ struct Request {
 }
 
 impl Request {
-    fn new<C: ClientContext>(
-        client: &Client<C>,
-        operation: rd_kafka_admin_op_t,
-        with_permissions: bool,
-        bound: Duration,
-    ) -> Result<Self, Code> {
-        let millis = i32::try_from(bound.as_millis()).unwrap_or(i32::MAX);
+    fn new<C: ClientContext>(client: &Client<C>, broker: i32, bound: Duration) -> Result<Self, Code> {
         let client = client.native_ptr();
-        // SAFETY: the client outlives the request; options and queue are given back once, by `drop`. Without a buffer for its text
-        // the error of the timeout is its code alone.
+        // SAFETY: the client outlives the request; options and queue are given back once, by `drop`. Without a buffer for their texts
+        // the errors of timeout and broker are their codes alone.
         unsafe {
-            let options = rd_kafka_AdminOptions_new(client, operation);
+            let options = rd_kafka_AdminOptions_new(client, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
             if options.is_null() {
                 return Err(Code::InvalidArgument);
             }
             let request = Self { client, options, queue: rd_kafka_queue_new(client) };
-            rd_kafka_AdminOptions_set_request_timeout(options, millis, ptr::null_mut(), 0);
-            if with_permissions {
-                let error = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
-                if !error.is_null() {
-                    let code = rd_kafka_error_code(error);
-                    rd_kafka_error_destroy(error);
-                    return Err(Code::from(code));
-                }
+            rd_kafka_AdminOptions_set_request_timeout(options, millis(bound), ptr::null_mut(), 0);
+            // A broker that answers: the default is the controller, whether it answers or not.
+            rd_kafka_AdminOptions_set_broker(options, broker, ptr::null_mut(), 0);
+            let error = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
+            if !error.is_null() {
+                let code = rd_kafka_error_code(error);
+                rd_kafka_error_destroy(error);
+                return Err(Code::from(code));
             }
             Ok(request)
         }
     }
 
     fn answer(&self, bound: Duration) -> Result<Answer, Code> {
-        let millis = i32::try_from((bound + GRACE).as_millis()).unwrap_or(i32::MAX);
         // SAFETY: the queue is ours; the event is given back once, by `Answer`.
         unsafe {
-            let event = rd_kafka_queue_poll(self.queue, millis);
+            let event = rd_kafka_queue_poll(self.queue, millis(bound + GRACE));
             if event.is_null() {
                 return Err(Code::OperationTimedOut);
             }

@@ -170,11 +170,14 @@ fn ask(blueprint: &Blueprint, runtime: &Handle, topics: Vec<String>) -> Result<C
     let brokers = runtime.block_on(join_all(nodes.into_iter().map(|node| ask_broker(&admin, &options, node))));
     // Every listed broker is connected to while the others are asked; those that answered have told what they speak.
     let until = deadline.max(Instant::now());
+    let answering = brokers.iter().find(|broker| broker.answers.is_ok()).map_or(-1, |broker| broker.id);
+    // A broker that answers: the default is the controller, whether it answers or not.
+    let topic_options = AdminOptions::new().request_timeout(Some(ANSWER_MAX)).broker_id(Some(answering));
     let mut described = Vec::with_capacity(topics.len());
     for some in topics.chunks(TOPICS_OF_A_REQUEST) {
-        let descriptions = describe::topics(client, some, ANSWER_MAX);
+        let descriptions = describe::topics(client, answering, some, ANSWER_MAX);
         let resources: Vec<_> = some.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
-        let settings = runtime.block_on(admin.describe_configs(&resources, &options));
+        let settings = runtime.block_on(admin.describe_configs(&resources, &topic_options));
         for (index, name) in some.iter().enumerate() {
             let description = match &descriptions {
                 Ok(found) => found.get(name).cloned().unwrap_or(Err(Code::UnknownTopicOrPartition)).map_err(Hidden::of),
@@ -182,6 +185,8 @@ fn ask(blueprint: &Blueprint, runtime: &Handle, topics: Vec<String>) -> Result<C
             };
             let settings = match &settings {
                 Ok(found) => match found.get(index) {
+                    // A topic always has settings: none are those that we may not see.
+                    Some(Ok(one)) if one.entries.is_empty() => Err(Hidden::Forbidden),
                     Some(one) => one.as_ref().map(read).map_err(|code| Hidden::of(*code)),
                     None => Err(Hidden::of(Code::Unknown)),
                 },
