@@ -12,7 +12,6 @@ mod maintenance;
 mod migrate;
 mod names;
 mod operator;
-mod pgtime;
 mod settle;
 mod statements;
 
@@ -24,7 +23,7 @@ use tokio_postgres::types::Type;
 
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
-pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
+pub use enqueue::{EnqueueFailure, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
     COLUMNS, ContractColumn, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape, inspect,
