@@ -278,7 +278,7 @@ fn unknown_names_come_with_the_nearest() {
         ("[source.billing]\npolicy = \"x\"", "source (t.toml:1): unknown section; did you mean sources?"),
         (
             "[zzz]",
-            "zzz (t.toml:1): unknown section; known here: database, kafka, relay, defaults, sources, maintenance, http, log",
+            "zzz (t.toml:1): unknown section; known here: database, kafka, relay, defaults, sources, limits, maintenance, http, log",
         ),
         ("[database]\npasword = \"geheim\"", "database.pasword (t.toml:2): unknown key; did you mean password?"),
         ("[database.tsl]\nmode = \"x\"", "database.tsl (t.toml:1): unknown key; did you mean tls?"),

@@ -16,6 +16,7 @@ mod ndjson;
 mod partition;
 mod pipeline;
 mod plan;
+mod producer;
 mod record;
 mod sweep;
 mod table_sql;

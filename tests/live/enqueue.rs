@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use keiro_relay::cli;
+use keiro_relay::producer::{Limits, OnDuplicate};
 use keiro_relay::store::{Db, Profile, WAKE_CHANNEL, migrate};
 use serde_json::Value;
 use uuid::Uuid;
@@ -18,11 +19,23 @@ struct Outcome {
 }
 
 fn enqueue_on(db: &Db, input: &str) -> Outcome {
+    enqueue_as(db, input, None, OnDuplicate::AcceptIdentical)
+}
+
+fn enqueue_as(db: &Db, input: &str, batch: Option<usize>, on_duplicate: OnDuplicate) -> Outcome {
+    let job = cli::enqueue::Job {
+        schema: "keiro",
+        table: "keiro_outbox",
+        bound: LONG,
+        limits: Limits { payload_bytes_max: 4 << 20, ..Limits::default() },
+        on_duplicate,
+        batch,
+        progress: cli::enqueue::progress(),
+    };
     run(async || {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let input = input.as_bytes();
-        let code =
-            cli::enqueue::run(db, "keiro", "keiro_outbox", LONG, input, &mut out, &mut err).await.expect("output");
+        let code = cli::enqueue::run(db, &job, input, &mut out, &mut err).await.expect("output");
         let answers = out.split(|b| *b == b'\n').filter(|line| !line.is_empty());
         let answers = answers.map(|line| serde_json::from_slice(line).expect("JSON")).collect();
         Outcome { code, answers, err: String::from_utf8(err).expect("text") }
@@ -197,13 +210,13 @@ fn twin_that_another_transaction_is_writing_is_waited_for() {
         let input = line("ours", &format!(r#","payload":1,"outbox_id":"{id}""#));
 
         // Somebody who never ends: given up within the bound, with nothing written.
-        let outcome = enqueue_on(&impatient, &input);
+        let outcome = enqueue_as(&impatient, &input, None, OnDuplicate::Coalesce);
         assert_eq!(outcome.code, 1);
         assert!(outcome.err.contains("nothing was inserted"), "{}", outcome.err);
 
         let waiting = tokio::task::spawn_blocking({
             let input = input.clone();
-            move || enqueue_on(&pool, &input)
+            move || enqueue_as(&pool, &input, None, OnDuplicate::Coalesce)
         });
         let blocked =
             "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
