@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 tx.commit().await?;
                 break enqueued;
             }
-            Err(error) if error.is_transient() && !client.is_closed() => eprintln!("once more: {error}"),
+            Err(error) if error.is_transient() && !tx.client().is_closed() => eprintln!("once more: {error}"),
             Err(error) => return Err(error.into()),
         }
     };

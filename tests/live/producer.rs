@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use crate::support::database::{Database, Table, fresh_database};
-use crate::support::{LONG, run, wait_until_async};
+use crate::support::{LONG, run, unique, wait_until_async};
 
 fn row(message_id: &str) -> NewRow {
     let draft = Draft::new("d", "e", "text/plain", "payload").key("k");
@@ -317,10 +317,11 @@ fn delayed_rows_are_due_later_and_the_database_dates_what_the_caller_leaves_open
 #[test]
 fn errors_of_the_database_show_no_value_and_say_whether_to_try_again() {
     let database = fresh_database(Table::Lean);
-    database.execute(
+    let role = unique("onlooker");
+    database.execute(&format!(
         "alter table keiro.keiro_outbox add check (message_key is distinct from 'marker');
-         create role onlooker login; grant usage on schema keiro to onlooker; grant select on keiro.keiro_outbox to onlooker",
-    );
+         create role {role}; grant usage on schema keiro to {role}; grant select on keiro.keiro_outbox to {role}"
+    ));
     run(async || {
         let mut client = database.connect().await;
         let mut bad = row("m");
@@ -333,12 +334,11 @@ fn errors_of_the_database_show_no_value_and_say_whether_to_try_again() {
         assert!(std::error::Error::source(&error).is_none() && !error.is_transient());
         drop(tx);
 
-        client.batch_execute("set role onlooker").await.expect("set role");
+        client.batch_execute(&format!("set role {role}")).await.expect("set role");
         let error = Outbox::default().enqueue(&client, &row("m")).await.expect_err("no permission");
         assert!(error.to_string().contains("permission denied for table keiro_outbox (SQLSTATE 42501"), "{error}");
-        client.batch_execute("reset role; set statement_timeout = 1").await.expect("reset");
+        client.batch_execute("reset role").await.expect("reset");
         let other = Outbox::new("nowhere", "x\"y").expect("a name like any other");
-        client.batch_execute("set statement_timeout = 0").await.expect("reset");
         let error = other.enqueue(&client, &row("m")).await.expect_err("no such table");
         assert!(error.to_string().contains("42P01"), "{error}");
 
@@ -349,7 +349,7 @@ fn errors_of_the_database_show_no_value_and_say_whether_to_try_again() {
         assert!(error.is_transient(), "{error}");
     });
     assert_eq!(count(&database), "0");
-    database.execute("drop owned by onlooker; drop role onlooker");
+    database.execute(&format!("drop owned by {role}; drop role {role}"));
 }
 
 #[test]
