@@ -7,7 +7,7 @@ CARGO_FLAGS ?= --locked
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help deps services check test demo bench mutants clean
+.PHONY: help deps services languages check test demo bench mutants clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,12 +18,17 @@ deps: ## Check for what the build and the services need; install it from Debian 
 services: deps ## Fetch PostgreSQL and Kafka from Maven Central to target/services
 	@tests/services/fetch
 
+languages: ## Fetch what the examples of producers in Python, Node.js and Go need to target/producers
+	@tests/services/deps languages
+	@tests/services/languages
+
 check: deps ## Formatting, lints and documentation, warnings being errors
 	$(CARGO) fmt --check
 	$(CARGO) clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	$(CARGO) clippy $(CARGO_FLAGS) --no-default-features --lib --examples -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(CARGO_FLAGS) --no-deps
 
-test: services ## Run every test, on a PostgreSQL and a Kafka started for them
+test: services languages ## Run every test, on a PostgreSQL and a Kafka started for them
 	$(CARGO) test $(CARGO_FLAGS)
 
 demo: services ## Show the main job on servers of its own

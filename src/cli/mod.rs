@@ -17,7 +17,7 @@ mod run;
 mod status;
 mod verify;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -98,12 +98,26 @@ enum Command {
     /// Insert rows, one JSON object a line on standard input, in one transaction: all of them or none.
     ///
     /// Keys are the table's column names, with the payload as `payload` (any JSON), `payload_text` or `payload_base64`. Prints one
-    /// object a line: {"line","outbox_id","message_id","inserted"}.
+    /// object a line: {"line","outbox_id","message_id","inserted"}. A line with an outbox_id, or a source and message_id, that is in
+    /// the table already is not written again, so an input whose lines have ids can be sent twice.
     #[command(
-        after_help = "Example:\n  echo '{\"source\":\"billing\",\"destination\":\"invoices\",\"message_key\":\"42\",\
-                      \"event_type\":\"InvoiceSent\",\"payload\":{\"total\":7}}' | keiro-relay enqueue"
+        after_help = "Examples:\n  echo '{\"source\":\"billing\",\"destination\":\"invoices\",\"message_key\":\"42\",\
+                      \"event_type\":\"InvoiceSent\",\"payload\":{\"total\":7}}' | keiro-relay enqueue\n  \
+                      keiro-relay enqueue --batch 1000 <events.ndjson >written.ndjson"
     )]
-    Enqueue,
+    Enqueue {
+        /// Commit every N lines instead, 1 to 10000 (earlier when they are large). Stops at the first batch that fails, and says
+        /// from which line on to send again.
+        #[arg(long, value_name = "N", conflicts_with = "all_or_nothing",
+              value_parser = clap::value_parser!(u32).range(1..=i64::from(enqueue::BATCH_LINES_MAX)))]
+        batch: Option<u32>,
+        /// One transaction, however many lines (the default). The input is read to its end and checked first.
+        #[arg(long)]
+        all_or_nothing: bool,
+        /// What to do with a line whose row is there already.
+        #[arg(long, value_enum, default_value = "accept-identical")]
+        on_duplicate: enqueue::OnDuplicateName,
+    },
     /// List rows, oldest first: those that are not finished, unless a filter says otherwise.
     ///
     /// Each filter may be repeated (any of its values); all filters have to hold. Finished rows (sent, dead, rejected) are left out
@@ -299,7 +313,9 @@ fn dispatch(cli: Cli) -> u8 {
             });
             with_config(&global, |config| block_on(migrate(&config, migrate::Options { profile, dry_run })))
         }
-        Command::Enqueue => with_config(&global, |config| block_on(enqueue(&config))),
+        Command::Enqueue { batch, all_or_nothing: _, on_duplicate } => {
+            with_config(&global, |config| block_on(enqueue(&config, batch, on_duplicate)))
+        }
         Command::List(arguments) => {
             rows::run(&global, async |config, out| rows::list::list(config, &arguments, out).await)
         }
@@ -356,14 +372,24 @@ async fn migrate(config: &Config, options: migrate::Options) -> u8 {
     }
 }
 
-async fn enqueue(config: &Config) -> u8 {
+async fn enqueue(config: &Config, batch: Option<u32>, on_duplicate: enqueue::OnDuplicateName) -> u8 {
     let database = &config.database;
     match connect(config) {
         Ok(db) => {
-            let (mut out, mut err) = (io::stdout(), io::stderr());
-            let bound = database.statement_timeout + database.connect_timeout;
-            let input = io::stdin().lock();
-            written(enqueue::run(&db, &database.schema, &database.table, bound, input, &mut out, &mut err).await)
+            if io::stdin().is_terminal() {
+                complain("enqueue: reading lines from the terminal; end them with Ctrl-D");
+            }
+            let (mut out, mut err) = (io::BufWriter::new(io::stdout()), io::stderr());
+            let job = enqueue::Job {
+                schema: &database.schema,
+                table: &database.table,
+                bound: database.statement_timeout + database.connect_timeout,
+                limits: config.limits,
+                on_duplicate: on_duplicate.into(),
+                batch: batch.map(|lines| lines as usize),
+                progress: enqueue::progress(),
+            };
+            written(enqueue::run(&db, &job, io::stdin().lock(), &mut out, &mut err).await)
         }
         Err(code) => code,
     }

@@ -79,6 +79,7 @@ pub(super) static ROOT: Shape = Section(&[
     ),
     ("defaults", RULES),
     ("sources", Named(&RULES)),
+    ("limits", Section(&[("payload_bytes_max", Leaf), ("attributes_bytes_max", Leaf)])),
     ("maintenance", Section(&[("interval", Leaf), ("retention", Leaf)])),
     ("http", Section(&[("listen", Leaf)])),
     ("log", Section(&[("format", Leaf), ("level", Leaf)])),

@@ -14,6 +14,7 @@ use super::{
     UnlistedSources, database, default_rules, kafka, layers,
 };
 use crate::domain::backoff::{Backoff, BackoffKind};
+use crate::domain::limits::Limits;
 use crate::domain::policy::{OnHalt, Policy, SourceRules};
 
 /// Where the configuration is looked for when nobody names a file, in this order.
@@ -183,6 +184,7 @@ fn read_config(reader: &mut Reader) -> Option<Config> {
     let relay = read_relay(reader);
     let ReadKafka { kafka, complete, message_bytes_max } = read_kafka(reader);
     let (defaults, sources) = read_rules(reader);
+    let limits = read_limits(reader, message_bytes_max);
     let maintenance = read_maintenance(reader);
     let http = read_http(reader);
     let log = read_log(reader);
@@ -197,6 +199,7 @@ fn read_config(reader: &mut Reader) -> Option<Config> {
         relay: relay.complete()?,
         defaults: defaults?,
         sources: sources?,
+        limits: limits?,
         maintenance: Maintenance { interval: maintenance.interval?, retention: maintenance.retention? },
         http: http?,
         log: log?,
@@ -636,6 +639,29 @@ fn read_maintenance(reader: &mut Reader) -> ReadMaintenance {
         interval: reader.duration(&["maintenance", "interval"], default.interval, seconds(1)..=HOUR),
         retention: reader.duration_or_off(&["maintenance", "retention"], default.retention, seconds(5)..=100 * YEAR),
     }
+}
+
+/// What `enqueue` lets through is what the client may hand to a broker.
+fn read_limits(reader: &mut Reader, message_bytes_max: Option<usize>) -> Option<Limits> {
+    const PAYLOAD: [&str; 2] = ["limits", "payload_bytes_max"];
+    let default = Limits::default();
+    let payload_bytes_max = reader.size(&PAYLOAD, default.payload_bytes_max, 1..=100_000_000);
+    let attributes_bytes_max =
+        reader.size(&["limits", "attributes_bytes_max"], default.attributes_bytes_max, 2..=1_000_000);
+    // The default gives way to a client that may hand over less.
+    let payload_bytes_max = match (payload_bytes_max, message_bytes_max) {
+        (Some(payload), Some(message)) if payload > message && reader.is_set(&PAYLOAD) => {
+            let text = format!(
+                "must be at most {}: a larger row would be rejected",
+                reader.cite(&["kafka", "message_bytes_max"], quoted_size(message))
+            );
+            reader.problem(&PAYLOAD, Some(quoted_size(payload)), text);
+            None
+        }
+        (Some(payload), Some(message)) => Some(payload.min(message)),
+        (payload, _) => payload,
+    };
+    Some(Limits { payload_bytes_max: payload_bytes_max?, attributes_bytes_max: attributes_bytes_max? })
 }
 
 fn read_http(reader: &mut Reader) -> Option<Http> {

@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::domain::backoff::{Backoff, BackoffKind};
+use crate::domain::limits::Limits;
 use crate::domain::policy::{OnHalt, Policy, SourceRules};
 
 pub use database::Connection;
@@ -54,6 +55,8 @@ pub struct Config {
     pub defaults: SourceRules,
     /// Rules by exact source name.
     pub sources: BTreeMap<String, SourceRules>,
+    /// `[limits]`
+    pub limits: Limits,
     /// `[maintenance]`
     pub maintenance: Maintenance,
     /// `[http]`

@@ -37,6 +37,14 @@ impl Loaded {
         for (source_name, rules) in &self.config.sources {
             page.rules(&["sources", source_name], rules);
         }
+        let limits = &self.config.limits;
+        page.section(
+            &["limits"],
+            &[
+                ("payload_bytes_max", size(limits.payload_bytes_max)),
+                ("attributes_bytes_max", size(limits.attributes_bytes_max)),
+            ],
+        );
         let maintenance = &self.config.maintenance;
         page.section(
             &["maintenance"],

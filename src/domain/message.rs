@@ -3,6 +3,7 @@
 //! Nothing here ever fails on a legal row: `infinity` and far dates are values like any other.
 
 use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use jiff::SignedDuration;
@@ -71,6 +72,22 @@ impl fmt::Display for PgTime {
         match year {
             0..=9999 => write!(f, "{year:04}{after_year}Z"),
             _ => write!(f, "{year:+07}{after_year}Z"),
+        }
+    }
+}
+
+/// Down to whole microseconds; what does not fit is an infinity.
+impl From<SystemTime> for PgTime {
+    fn from(time: SystemTime) -> Self {
+        let micros = |span: std::time::Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+        match time.duration_since(UNIX_EPOCH) {
+            Ok(since) if micros(since) == i64::MAX => Self::INFINITY,
+            Ok(since) => Self::from_unix_micros(micros(since)),
+            Err(before) => {
+                let span = before.duration();
+                let rounded_up = i64::from(!span.subsec_nanos().is_multiple_of(1000));
+                Self::from_unix_micros(micros(span).saturating_neg().saturating_sub(rounded_up))
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 pub mod backoff;
 pub mod breaker;
 pub mod lanes;
+pub mod limits;
 pub mod message;
 pub mod outcome;
 pub mod partition;

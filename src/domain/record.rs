@@ -149,7 +149,7 @@ fn too_large(topic: &str, Withheld { octets, octets_max }: Withheld) -> Rejectio
 }
 
 /// `application/json` for anything that says so with parameters or in another case; everything else as it stands.
-fn content_type(value: &str) -> &str {
+pub(crate) fn content_type(value: &str) -> &str {
     const JSON: &str = "application/json";
     let essence = value.split(';').next().unwrap_or(value);
     if essence.trim().to_lowercase() == JSON { JSON } else { value }

@@ -251,6 +251,21 @@ impl Tx {
         self.lease.check(answer, bound)
     }
 
+    /// Lets the producers' half work on this transaction's connection. When the bound is over the connection is discarded, and with it
+    /// the transaction.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the connection; what the work says is its own.
+    pub(super) async fn with_client<T>(
+        &mut self,
+        bound: Duration,
+        work: impl AsyncFnOnce(&tokio_postgres::Client) -> T,
+    ) -> Result<T, StoreError> {
+        let client = &self.lease.connection()?.client;
+        let answer = timeout(bound, work(client)).await;
+        self.lease.check(answer.map(Ok), bound)
+    }
+
     /// Commits; returns once the commit is on disk.
     ///
     /// # Errors

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tokio_postgres::error::{DbError, SqlState};
 
+use crate::pg::message_may_quote_values;
+
 /// An error of the database or of the way to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -314,9 +316,4 @@ fn classify(code: &str) -> Class {
             _ => class(ErrorKind::Fatal, "other", false, None),
         },
     }
-}
-
-/// Whether the primary message of a SQLSTATE may quote a value: data exceptions do, and what triggers raise may.
-fn message_may_quote_values(code: &str) -> bool {
-    code.starts_with("22") || code.starts_with("P0")
 }

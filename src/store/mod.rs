@@ -17,7 +17,6 @@ mod names;
 mod operator;
 mod page;
 mod pauses;
-mod pgtime;
 mod select;
 mod settle;
 mod statements;
@@ -38,7 +37,7 @@ pub use diagnose::{
     Between, ClockGap, Front, FrontRows, IndexFact, IndexState, Indexes, OldTransaction, Prepared, SOURCES_MAX,
     SentTopic, Settings, Slot, UNDATED_MAX, Upkeep,
 };
-pub use enqueue::{Enqueued, FieldProblem, NewRow, enqueue, wake};
+pub use enqueue::{EnqueueFailure, enqueue, wake};
 pub use error::{ErrorKind, REASONS, StoreError};
 pub use inspect::{
     COLUMNS, ContractColumn, Examined, InspectError, LEAN_CHECKS, Profile, REJECTED_COLUMNS, SchemaProblem, Shape,

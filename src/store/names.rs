@@ -3,21 +3,9 @@
 //! Nothing here ever puts a value into SQL text; values are parameters.
 
 use super::inspect::Profile;
+use crate::pg::NAME_BYTES_MAX;
 
-/// Longest identifier the server keeps; longer ones it would cut in silence.
-const NAME_BYTES_MAX: usize = 63;
-
-/// An identifier as SQL wants it, whatever it contains.
-#[must_use]
-pub fn quoted(identifier: &str) -> String {
-    format!("\"{}\"", identifier.replace('"', "\"\""))
-}
-
-/// The table's name with its schema, quoted.
-#[must_use]
-pub fn qualified(schema: &str, table: &str) -> String {
-    format!("{}.{}", quoted(schema), quoted(table))
-}
+pub use crate::pg::{qualified, quoted};
 
 /// The indexes of a profile beside the primary key: their place in the numbered files and their name.
 ///

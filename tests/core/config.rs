@@ -278,7 +278,7 @@ fn unknown_names_come_with_the_nearest() {
         ("[source.billing]\npolicy = \"x\"", "source (t.toml:1): unknown section; did you mean sources?"),
         (
             "[zzz]",
-            "zzz (t.toml:1): unknown section; known here: database, kafka, relay, defaults, sources, maintenance, http, log",
+            "zzz (t.toml:1): unknown section; known here: database, kafka, relay, defaults, sources, limits, maintenance, http, log",
         ),
         ("[database]\npasword = \"geheim\"", "database.pasword (t.toml:2): unknown key; did you mean password?"),
         ("[database.tsl]\nmode = \"x\"", "database.tsl (t.toml:1): unknown key; did you mean tls?"),
@@ -302,8 +302,8 @@ fn unknown_names_come_with_the_nearest() {
         // A quoted name with a dot is one name, not a path.
         (
             "\"http.listen\" = \"127.0.0.1:2\"",
-            "\"http.listen\" (t.toml:1): unknown section; known here: database, kafka, relay, defaults, sources, maintenance, \
-             http, log",
+            "\"http.listen\" (t.toml:1): unknown section; known here: database, kafka, relay, defaults, sources, limits, \
+             maintenance, http, log",
         ),
     ]);
 }
@@ -561,6 +561,14 @@ fn durations_sizes_words_and_truth_values_say_what_is_allowed() {
             "kafka.message_bytes_max = \"2GB\" (t.toml:2): must be a size from \"1kB\" to \"1GB\"",
         ),
         (
+            "[limits]\npayload_bytes_max = \"0B\"",
+            "limits.payload_bytes_max = \"0B\" (t.toml:2): must be a size from \"1B\" to \"100MB\"",
+        ),
+        (
+            "[limits]\nattributes_bytes_max = \"1MiB\"",
+            "limits.attributes_bytes_max = \"1MiB\" (t.toml:2): must be a size from \"2B\" to \"1MB\"",
+        ),
+        (
             "[database]\nprepared_statements = \"false\"",
             "database.prepared_statements = \"false\" (t.toml:2): must be true or false; write it without quotes",
         ),
@@ -756,6 +764,11 @@ fn unsafe_relations_are_refused_naming_both_sides_and_where_they_come_from() {
              would never fit",
         ),
         (
+            "[limits]\npayload_bytes_max = \"16777217B\"",
+            "limits.payload_bytes_max = \"16777217B\" (t.toml:2): must be at most kafka.message_bytes_max = \"16MiB\" (default): a \
+             larger row would be rejected",
+        ),
+        (
             "[relay]\npoll_interval_min = \"251ms\"",
             "relay.poll_interval_max = \"250ms\" (default): must be at least relay.poll_interval_min = \"251ms\" (t.toml:2)",
         ),
@@ -827,6 +840,9 @@ fn relations_hold_at_their_very_edge() {
     config("[defaults.backoff]\ninitial = \"1m\"\njitter = 1\nmultiplier = 1");
     config("[kafka.properties]\n\"queue.buffering.max.kbytes\" = 16384");
     config("[defaults]\non_halt = \"hold\"\n[sources.a]\npolicy = \"stop_the_line\"");
+    // The default limit of a new row gives way to a client that may hand over less.
+    assert_eq!(config("[limits]\npayload_bytes_max = \"16MiB\"").limits.payload_bytes_max, 16 << 20);
+    assert_eq!(config("[kafka]\nmessage_bytes_max = \"1kB\"").limits.payload_bytes_max, 1_000);
     // The largest message finds room in the client's queue by default.
     let kafka = config("[kafka]\nmessage_bytes_max = \"1GB\"\n[relay]\nin_flight_bytes_max = \"2GiB\"").kafka;
     let kbytes = kafka.client_properties().expect("no files")["queue.buffering.max.kbytes"].expose().parse::<usize>();

@@ -16,6 +16,7 @@ mod ndjson;
 mod partition;
 mod pipeline;
 mod plan;
+mod producer;
 mod record;
 mod row_filter;
 mod rows_text;

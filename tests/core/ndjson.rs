@@ -1,10 +1,23 @@
 //! What `enqueue` makes of its input, line by line: rows, or every problem with its line and field.
 
-use keiro_relay::cli::enqueue::parse;
+use keiro_relay::cli::enqueue::{LineProblem, Lines};
 use keiro_relay::domain::message::PgTime;
-use keiro_relay::producer::{MessageIdPrefix, fresh_message_id, fresh_outbox_id};
-use keiro_relay::store::NewRow;
+use keiro_relay::producer::{
+    Limits, MessageIdPrefix, NewRow, SchemaReference, TraceContext, fresh_message_id, fresh_outbox_id,
+};
 use uuid::{Uuid, Version};
+
+/// The rows with their lines, or every problem of every line.
+fn parse(input: &[u8]) -> Result<Vec<(usize, NewRow)>, Vec<LineProblem>> {
+    let (mut rows, mut problems) = (Vec::new(), Vec::new());
+    for line in Lines::new(input, Limits::default()) {
+        match line {
+            Ok(row) => rows.push(row),
+            Err(found) => problems.extend(found),
+        }
+    }
+    if problems.is_empty() { Ok(rows) } else { Err(problems) }
+}
 
 #[track_caller]
 fn rows(input: &str) -> Vec<NewRow> {
@@ -30,16 +43,17 @@ fn line(more: &str) -> String {
 #[test]
 fn smallest_line_gets_every_default() {
     let row = rows(&line(r#","payload":{"a":1}"#)).remove(0);
+    let (event, draft) = (&row.event, &row.event.draft);
     assert_eq!(
-        (row.source_name.as_str(), row.destination.as_str(), row.event_type.as_str()),
+        (event.source_name.as_str(), draft.destination.as_str(), draft.event_type.as_str()),
         ("billing", "invoices", "paid")
     );
     assert_eq!(row.outbox_id.get_version(), Some(Version::SortRand));
-    assert!(row.message_id.starts_with("msg_") && row.message_id.len() == 30, "{}", row.message_id);
-    assert_eq!((row.schema_version, row.content_type.as_str()), (1, "application/json"));
-    assert_eq!(row.payload, br#"{"a":1}"#);
-    assert_eq!((row.message_key, row.attributes, row.traceparent), (None, None, None));
-    assert_eq!((row.occurred_at, row.created_at, row.next_attempt_at), (None, None, None));
+    assert!(event.message_id.starts_with("msg_") && event.message_id.len() == 30, "{}", event.message_id);
+    assert_eq!((draft.schema_version, draft.content_type.as_str()), (1, "application/json"));
+    assert_eq!(draft.payload, br#"{"a":1}"#);
+    assert_eq!((&draft.message_key, &draft.attributes, &draft.trace), (&None, &None, &None));
+    assert_eq!((draft.occurred_at, row.created_at, row.available_at), (None, None, None));
 }
 
 #[test]
@@ -59,20 +73,30 @@ fn every_key_reaches_its_column() {
     )
     .replace('\n', " ");
     let row = rows(&input).remove(0);
-    assert_eq!((row.outbox_id, row.message_id.as_str(), row.message_key.as_deref()), (id(1), "m", Some("")));
-    assert_eq!((row.schema_version, row.content_type.as_str()), (-2, "text/x"));
-    assert_eq!((row.schema_registry.as_deref(), row.schema_subject.as_deref()), (Some("r"), Some("j")));
-    assert_eq!((row.schema_version_ref, row.schema_id), (Some(3), Some(i64::MAX)));
-    assert_eq!((row.schema_fingerprint.as_deref(), row.source_global_position), (Some("f"), Some(5)));
-    assert_eq!((row.source_event_id, row.causation_id, row.correlation_id), (Some(id(2)), Some(id(3)), Some(id(4))));
-    assert_eq!((row.traceparent.as_deref(), row.tracestate.as_deref()), (Some("tp"), Some("ts")));
-    assert_eq!(row.payload, "héllo".as_bytes());
-    assert_eq!(row.attributes.as_deref(), Some(r#"{"n": 1.50, "b":[]}"#), "digits stay as they were written");
+    let draft = &row.event.draft;
+    let text = |text: &'static str| Some(text.to_owned());
+    assert_eq!((row.outbox_id, row.event.message_id.as_str(), draft.message_key.as_deref()), (id(1), "m", Some("")));
+    assert_eq!((draft.schema_version, draft.content_type.as_str()), (-2, "text/x"));
+    let schema = SchemaReference {
+        registry: text("r"),
+        subject: text("j"),
+        version: Some(3),
+        schema_id: Some(i64::MAX),
+        fingerprint: text("f"),
+    };
+    assert_eq!((&draft.schema, draft.source_global_position), (&schema, Some(5)));
+    assert_eq!(
+        (draft.source_event_id, draft.causation_id, draft.correlation_id),
+        (Some(id(2)), Some(id(3)), Some(id(4)))
+    );
+    assert_eq!(draft.trace, Some(TraceContext { traceparent: "tp".to_owned(), tracestate: text("ts") }));
+    assert_eq!(draft.payload, "héllo".as_bytes());
+    assert_eq!(draft.attributes.as_deref(), Some(r#"{"n": 1.50, "b":[]}"#), "digits stay as they were written");
     let micros = |time: Option<PgTime>| time.map(|time| time.0);
     assert_eq!(micros(row.created_at), Some(0));
-    assert_eq!(micros(row.next_attempt_at), Some(-1));
+    assert_eq!(micros(row.available_at), Some(-1));
     assert_eq!(
-        row.occurred_at.and_then(PgTime::unix_micros),
+        draft.occurred_at.and_then(PgTime::unix_micros),
         Some(1_767_315_845_123_457),
         "rounded as the server does"
     );
@@ -94,8 +118,8 @@ fn payload_is_taken_as_it_is_written() {
         (r#""payload_base64":"AP/+""#, b"\x00\xff\xfe", "application/octet-stream"),
         (r#""payload_base64":"AA==","content_type":"avro/binary""#, b"\0", "avro/binary"),
     ] {
-        let row = rows(&line(&format!(",{field}"))).remove(0);
-        assert_eq!((row.payload.as_slice(), row.content_type.as_str()), (payload, content_type), "{field}");
+        let draft = rows(&line(&format!(",{field}"))).remove(0).event.draft;
+        assert_eq!((draft.payload.as_slice(), draft.content_type.as_str()), (payload, content_type), "{field}");
     }
 }
 
@@ -110,9 +134,9 @@ fn nulls_are_as_good_as_left_out_and_blank_lines_are_skipped() {
     );
     let rows = parse(input.as_bytes()).expect("good lines");
     assert_eq!(rows.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 4]);
-    let row = &rows[0].1;
-    assert_eq!((row.message_key.as_deref(), row.attributes.as_deref(), row.schema_version), (None, None, 1));
-    assert_eq!(parse(&b""[..]).expect("nothing"), []);
+    let draft = &rows[0].1.event.draft;
+    assert_eq!((draft.message_key.as_deref(), draft.attributes.as_deref(), draft.schema_version), (None, None, 1));
+    assert_eq!(parse(b"").expect("nothing"), []);
 }
 
 #[test]
@@ -181,6 +205,16 @@ fn texts_and_times_that_the_table_or_the_relay_would_choke_on_are_refused() {
         ),
         (r#","next_attempt_at":"9998-12-31T23:59:59.999999Z""#, None),
         (r#","occurred_at":"0001-01-01T00:00:00Z""#, None),
+        (r#","available_at":"2026-01-02T03:04:05Z""#, None),
+        (
+            r#","available_at":"2026-01-02T03:04:05Z","next_attempt_at":"2026-01-02T03:04:05Z""#,
+            Some("available_at: is another name for next_attempt_at: give one of them"),
+        ),
+        (
+            r#","available_at":"9999-01-01T00:00:00Z""#,
+            Some("available_at: must lie before the year 9999: from then on rows count as finished"),
+        ),
+        (r#","tracestate":"a=b""#, Some("tracestate: says nothing without a traceparent")),
         (r#","message_key":" spaces are part of a key ""#, None),
     ] {
         let input = line(&format!(r#","payload":1{more}"#));
@@ -191,6 +225,26 @@ fn texts_and_times_that_the_table_or_the_relay_would_choke_on_are_refused() {
     }
     let found = problems(line(&format!(r#","payload":1,"message_key":"{long}""#)).as_bytes());
     assert_eq!(found, ["line 1: message_key: has 2049 octets; at most 2048 are allowed"]);
+    let large = "p".repeat(1_000_001);
+    for field in ["payload_text", "payload_base64"] {
+        let text = if field == "payload_text" { large.clone() } else { "AAAA".repeat(333_334) };
+        let input =
+            format!(r#"{{"source":"s","destination":"d","event_type":"e","{field}":"{text}","message_id":""}}"#);
+        let over = if field == "payload_text" { 1_000_001 } else { 1_000_002 };
+        let expected = format!(
+            "line 1: {field}: has {over} octets; at most 1000000 are allowed: raise payload_bytes_max of the limits, and the topic's \
+             max.message.bytes with it, or send less"
+        );
+        assert_eq!(problems(input.as_bytes()), ["line 1: message_id: must not be empty", &expected]);
+    }
+    let attributes = format!(r#","payload":1,"attributes":{{"a":"{}"}}"#, "a".repeat(65_530));
+    let found = problems(line(&attributes).as_bytes());
+    assert_eq!(
+        found,
+        [
+            "line 1: attributes: has 65538 octets; at most 65536 are allowed: raise attributes_bytes_max of the limits, or send less"
+        ]
+    );
     for topic in ["", ".", "..", "a/b", "é", &"t".repeat(250)] {
         let input = format!(r#"{{"source":"s","destination":"{topic}","event_type":"e","payload":1}}"#);
         let found = problems(input.as_bytes());
@@ -230,15 +284,4 @@ fn ids_sort_in_the_order_they_are_minted() {
 
     let rows = rows(&[line(r#","payload":1"#), line(r#","payload":2"#)].join("\n"));
     assert!(rows[0].outbox_id < rows[1].outbox_id);
-}
-
-#[test]
-fn prefixes_have_one_to_sixty_three_lower_case_latin_letters() {
-    for good in ["m", "msg", &"z".repeat(63)] {
-        assert!(MessageIdPrefix::new(good).is_ok(), "{good}");
-    }
-    for bad in ["", "Msg", "ms1", "m_s", "m-s", "é", "m ", &"z".repeat(64)] {
-        let error = MessageIdPrefix::new(bad).expect_err(bad);
-        assert!(error.to_string().contains("1 to 63 lower-case Latin letters"), "{error}");
-    }
 }

@@ -1,8 +1,11 @@
 //! `enqueue` on a real table: what is written, what coalesces, and that it is all lines or none.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use keiro_relay::cli;
+use keiro_relay::producer::{Limits, OnDuplicate};
 use keiro_relay::store::{Db, Profile, WAKE_CHANNEL, migrate};
 use serde_json::Value;
 use uuid::Uuid;
@@ -18,11 +21,23 @@ struct Outcome {
 }
 
 fn enqueue_on(db: &Db, input: &str) -> Outcome {
+    enqueue_as(db, input, None, OnDuplicate::AcceptIdentical)
+}
+
+fn enqueue_as(db: &Db, input: &str, batch: Option<usize>, on_duplicate: OnDuplicate) -> Outcome {
+    let job = cli::enqueue::Job {
+        schema: "keiro",
+        table: "keiro_outbox",
+        bound: LONG,
+        limits: Limits { payload_bytes_max: 4 << 20, ..Limits::default() },
+        on_duplicate,
+        batch,
+        progress: cli::enqueue::progress(),
+    };
     run(async || {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let input = input.as_bytes();
-        let code =
-            cli::enqueue::run(db, "keiro", "keiro_outbox", LONG, input, &mut out, &mut err).await.expect("output");
+        let code = cli::enqueue::run(db, &job, input, &mut out, &mut err).await.expect("output");
         let answers = out.split(|b| *b == b'\n').filter(|line| !line.is_empty());
         let answers = answers.map(|line| serde_json::from_slice(line).expect("JSON")).collect();
         Outcome { code, answers, err: String::from_utf8(err).expect("text") }
@@ -197,13 +212,13 @@ fn twin_that_another_transaction_is_writing_is_waited_for() {
         let input = line("ours", &format!(r#","payload":1,"outbox_id":"{id}""#));
 
         // Somebody who never ends: given up within the bound, with nothing written.
-        let outcome = enqueue_on(&impatient, &input);
+        let outcome = enqueue_as(&impatient, &input, None, OnDuplicate::Coalesce);
         assert_eq!(outcome.code, 1);
         assert!(outcome.err.contains("nothing was inserted"), "{}", outcome.err);
 
         let waiting = tokio::task::spawn_blocking({
             let input = input.clone();
-            move || enqueue_on(&pool, &input)
+            move || enqueue_as(&pool, &input, None, OnDuplicate::Coalesce)
         });
         let blocked =
             "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
@@ -253,4 +268,155 @@ fn large_payloads_are_split_into_several_statements_of_one_transaction() {
     let stored = "select count(distinct created_at) || ' ' || count(distinct xmin::text) || ' ' || \
                   sum(octet_length(payload_bytes)) from keiro.keiro_outbox";
     assert_eq!(database.value(stored).trim_matches('"'), format!("1 1 {}", 5 * (3 << 20)));
+}
+
+#[test]
+fn different_row_under_a_used_id_is_named_by_line_and_columns_and_nothing_is_inserted() {
+    let database = lean_database();
+    let pool = db(database.url());
+    enqueue(&database, &line("m1", r#","payload":1,"message_key":"k""#));
+    // Identical: white space of attributes and the instant that nobody gave are no difference.
+    let again = line("m1", r#","payload":1,"message_key":"k""#);
+    let different = line("m1", r#","payload":"marker","message_key":"marker""#);
+    let input =
+        [line("m2", r#","payload":1"#), again.clone(), different.clone(), String::new(), different.clone()].join("\n");
+    let id = database.value("select outbox_id from keiro.keiro_outbox");
+
+    let outcome = enqueue_on(&pool, &input);
+    assert_eq!((outcome.code, outcome.answers.len()), (1, 0));
+    let problem = |line| {
+        format!("enqueue: line {line}: is there already as outbox_id {id}, and differs in message_key, payload_bytes\n")
+    };
+    let expected = format!("{}{}enqueue: nothing was inserted: 2 problems\n", problem(3), problem(5));
+    assert_eq!(outcome.err, expected);
+    assert_eq!(database.value("select count(*) from keiro.keiro_outbox"), "1");
+
+    let outcome = enqueue_as(&pool, &again, None, OnDuplicate::Reject);
+    let expected = format!(
+        "enqueue: line 1: is there already, identical, as outbox_id {id}\nenqueue: nothing was inserted: 1 problem\n"
+    );
+    assert_eq!((outcome.code, outcome.err), (1, expected));
+
+    let outcome = enqueue_as(&pool, &input, None, OnDuplicate::Coalesce);
+    assert_eq!((outcome.code, outcome.answers.len(), outcome.err.as_str()), (0, 4, ""));
+    assert_eq!(database.value("select count(*) from keiro.keiro_outbox"), "2");
+}
+
+#[test]
+fn batches_are_committed_one_by_one_and_a_failure_says_where_to_go_on() {
+    let database = lean_database();
+    let pool = db(database.url());
+    let mut lines: Vec<_> = (1..=25).map(|n| line(&format!("m{n}"), r#","payload":1"#)).collect();
+    // Blank lines count as lines, not as rows.
+    lines.insert(4, String::new());
+    let good = lines.join("\n");
+    lines[21] = line("m21", r#","payload":1,"colour":1"#);
+    lines[24] = "{".to_owned();
+    let outcome = enqueue_as(&pool, &lines.join("\n"), Some(10), OnDuplicate::AcceptIdentical);
+    assert_eq!((outcome.code, outcome.answers.len()), (1, 20));
+    assert_eq!(
+        outcome.err,
+        "enqueue: line 22: colour: is no key; the keys are the table's column names\n\
+         enqueue: line 25: is not JSON (column 1)\n\
+         enqueue: stopped at a line that cannot be inserted: 2 problems; every line up to line 21 is in the table: send the rest \
+         again, from line 22\n"
+    );
+    let stored = "select count(*) || ' in ' || count(distinct xmin::text) from keiro.keiro_outbox";
+    assert_eq!(database.value(stored).trim_matches('"'), "20 in 2");
+
+    let outcome = enqueue_as(&pool, &good, Some(10), OnDuplicate::AcceptIdentical);
+    assert_eq!((outcome.code, outcome.err.as_str()), (0, ""));
+    let inserted = outcome.answers.iter().filter(|answer| answer["inserted"] == true).count();
+    assert_eq!((outcome.answers.len(), inserted), (25, 5));
+
+    // What the server refuses is the same: the batches before it stay.
+    database.execute("alter table keiro.keiro_outbox add check (message_key is distinct from 'marker')");
+    let mut lines: Vec<_> = (31..=39).map(|n| line(&format!("m{n}"), r#","payload":1"#)).collect();
+    lines[7] = line("m38", r#","payload":1,"message_key":"marker""#);
+    let outcome = enqueue_as(&pool, &lines.join("\n"), Some(3), OnDuplicate::AcceptIdentical);
+    assert_eq!((outcome.code, outcome.answers.len()), (1, 6));
+    assert!(outcome.err.starts_with("enqueue: lines 7 to 9 were not inserted: database: "), "{}", outcome.err);
+    assert!(
+        outcome.err.ends_with("every line up to line 6 is in the table: send the rest again, from line 7\n"),
+        "{}",
+        outcome.err
+    );
+    assert_eq!(database.value("select count(*) from keiro.keiro_outbox"), "31");
+
+    let outcome = enqueue_as(&pool, "x", Some(3), OnDuplicate::AcceptIdentical);
+    assert!(outcome.err.ends_with("1 problem; nothing was inserted\n"), "{}", outcome.err);
+}
+
+/// The command as an operator runs it.
+fn command(database: &Database, arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_keiro-relay"))
+        .args(["enqueue", "--database-url", database.url(), "--brokers", "localhost:9092"])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start the command")
+}
+
+#[test]
+fn batch_is_in_the_table_while_the_input_goes_on_and_no_transaction_waits_for_it() {
+    let database = lean_database();
+    let mut child = command(&database, &["--batch", "2"]);
+    let mut input = child.stdin.take().expect("its input");
+    let mut answers = BufReader::new(child.stdout.take().expect("its output")).lines();
+    for batch in 0..3 {
+        for n in 0..2 {
+            writeln!(input, "{}", line(&format!("m{batch}{n}"), r#","payload":1"#)).expect("it reads");
+        }
+        for _ in 0..2 {
+            assert!(answers.next().expect("an answer").expect("text").contains("\"inserted\":true"));
+        }
+        assert_eq!(database.value("select count(*) from keiro.keiro_outbox"), ((batch + 1) * 2).to_string());
+        let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'";
+        assert_eq!(database.value(open), "0");
+    }
+    // A last batch that is not full, and a reader that is gone: the rows are what counts.
+    drop(answers);
+    for n in 0..3 {
+        writeln!(input, "{}", line(&format!("last{n}"), r#","payload":1"#)).expect("it reads");
+    }
+    drop(input);
+    assert!(child.wait().expect("it ends").success());
+    assert_eq!(database.value("select count(*) from keiro.keiro_outbox"), "9");
+}
+
+#[test]
+fn transaction_begins_when_the_input_has_ended() {
+    let database = lean_database();
+    let mut child = command(&database, &["--all-or-nothing"]);
+    let mut input = child.stdin.take().expect("its input");
+    writeln!(input, "{}", line("m1", r#","payload":1"#)).expect("it reads");
+    let before = database.value("select clock_timestamp()::text");
+    writeln!(input, "{}", line("m2", r#","payload":1"#)).expect("it reads");
+    drop(input);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let began = format!("select bool_and(created_at > {}::timestamptz) from keiro.keiro_outbox", quote(&before));
+    assert_eq!(database.value(&began), "t");
+}
+
+fn quote(text: &str) -> String {
+    format!("'{}'", text.trim_matches('"'))
+}
+
+#[test]
+fn contradictory_and_senseless_flags_are_bad_usage() {
+    let database = fresh_database(Table::None);
+    let flags: [&[&str]; 5] = [
+        &["--batch", "0"],
+        &["--batch", "10001"],
+        &["--batch", "x"],
+        &["--batch", "5", "--all-or-nothing"],
+        &["--on-duplicate", "ignore"],
+    ];
+    for arguments in flags {
+        let output = command(&database, arguments).wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}");
+    }
 }

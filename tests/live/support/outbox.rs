@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use keiro_relay::config::{self, Config};
+use keiro_relay::domain::limits::Limits;
 use keiro_relay::domain::message::{PgTime, Position};
 use keiro_relay::store::{Shape, Store};
 use serde_json::{Value, json};
@@ -70,6 +71,7 @@ pub fn config(url: &str) -> Config {
         relay: config::Relay::default(),
         defaults: config::default_rules(),
         sources: BTreeMap::new(),
+        limits: Limits::default(),
         maintenance: config::Maintenance::default(),
         http: config::Http::default(),
         log: config::Log::default(),

@@ -1,13 +1,10 @@
-//! `keiro-relay enqueue`: rows as JSON objects, one a line, written in one transaction.
+//! A line of `keiro-relay enqueue`: a JSON object that becomes a row, or every problem with it.
 //!
 //! Keys are the column names. The payload is one of `payload` (any JSON, sent exactly as written), `payload_text` and
-//! `payload_base64`. Nothing here ever writes some of the lines: either all are in the table afterwards, or none. No value
-//! of a line ever reaches an error.
+//! `payload_base64`. No value of a line ever reaches a problem.
 
-use std::collections::BTreeSet;
 use std::fmt;
-use std::io::{self, BufRead, Write};
-use std::time::Duration;
+use std::io::{self, BufRead, Read as _};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,20 +12,21 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::{EXIT_CONFIG, EXIT_FAILED, EXIT_OK};
 use crate::config::nearest;
 use crate::domain::message::PgTime;
-use crate::producer::{MessageIdPrefix, fresh_message_id, fresh_outbox_id};
-use crate::store::{self, Db, Enqueued, ErrorKind, NewRow, StoreError, qualified};
+use crate::producer::{
+    Draft, IntegrationEvent, Limits, MessageIdPrefix, NewRow, TraceContext, fresh_message_id, fresh_outbox_id,
+};
 
 /// Prefix of the message ids that are minted for lines without one.
 const MESSAGE_ID_PREFIX: &str = "msg";
+/// Longest line: room for a payload of the largest message Kafka's own limits allow, in base64. It is held in memory.
+const LINE_OCTETS_MAX: usize = 256 << 20;
 
 /// The keys of a line.
-const KEYS: [&str; 26] = [
+const KEYS: [&str; 27] = [
     "outbox_id",
     "message_id",
     "source",
@@ -55,6 +53,7 @@ const KEYS: [&str; 26] = [
     "occurred_at",
     "created_at",
     "next_attempt_at",
+    "available_at",
 ];
 
 /// Columns that only a relay writes.
@@ -70,13 +69,12 @@ const RELAYS_KEYS: [&str; 8] = [
 ];
 
 /// Other programs' words for a key.
-const OTHER_WORDS: [(&str, &str); 6] = [
+const OTHER_WORDS: [(&str, &str); 5] = [
     ("topic", "destination"),
     ("key", "message_key"),
     ("id", "outbox_id"),
     ("type", "event_type"),
     ("payload_bytes", "payload_base64"),
-    ("available_at", "next_attempt_at"),
 ];
 
 /// What is wrong with a line.
@@ -99,144 +97,76 @@ impl fmt::Display for LineProblem {
     }
 }
 
-/// Runs the command and returns its exit code: 0 when every row is in the table, 1 when none was written.
+/// The lines of an input: each a row with its number, or every problem with the line. Blank lines are skipped.
 ///
-/// # Errors
-/// Only those of the two outputs.
-pub async fn run(
-    db: &Db,
-    schema: &str,
-    table: &str,
-    bound: Duration,
-    input: impl BufRead,
-    out: &mut (impl Write + Send),
-    err: &mut (impl Write + Send),
-) -> io::Result<u8> {
-    let lines = match parse(input) {
-        Ok(lines) => lines,
-        Err(problems) => {
-            for problem in &problems {
-                writeln!(err, "enqueue: {problem}")?;
-            }
-            let count = problems.len();
-            writeln!(
-                err,
-                "enqueue: nothing was inserted: {count} {}",
-                if count == 1 { "problem" } else { "problems" }
-            )?;
-            return Ok(EXIT_FAILED);
-        }
-    };
-    let (numbers, rows): (Vec<usize>, Vec<NewRow>) = lines.into_iter().unzip();
-    let enqueued = match write_all(db, schema, table, &rows, bound).await {
-        Ok(enqueued) => enqueued,
-        Err(Failure::Nothing(error)) => {
-            writeln!(err, "enqueue: nothing was inserted: {error}")?;
-            return Ok(match error.kind() {
-                ErrorKind::Mismatch | ErrorKind::Auth => EXIT_CONFIG,
-                ErrorKind::Fatal if matches!(error, StoreError::Setting(_)) => EXIT_CONFIG,
-                ErrorKind::Fatal | ErrorKind::Transient | ErrorKind::Serialization => EXIT_FAILED,
-            });
-        }
-        Err(Failure::Unknown { error, outbox_id }) => {
-            writeln!(
-                err,
-                "enqueue: whether the rows were inserted is not known: {error}; all of them were exactly when there is a row with \
-                 outbox_id {outbox_id}"
-            )?;
-            return Ok(EXIT_FAILED);
-        }
-    };
-    for (line, Enqueued { outbox_id, message_id, inserted }) in numbers.into_iter().zip(enqueued) {
-        let answer = Answer { line, outbox_id, message_id: &message_id, inserted };
-        serde_json::to_writer(&mut *out, &answer)?;
-        writeln!(out)?;
+/// Holds one line at a time.
+#[derive(Debug)]
+pub struct Lines<R> {
+    input: R,
+    limits: Limits,
+    prefix: MessageIdPrefix,
+    number: usize,
+    bytes: Vec<u8>,
+    ended: bool,
+}
+
+impl<R: BufRead> Lines<R> {
+    /// Reads this input under these limits.
+    #[must_use]
+    pub fn new(input: R, limits: Limits) -> Self {
+        let prefix = MessageIdPrefix::new(MESSAGE_ID_PREFIX).expect("the prefix is a lower-case word");
+        Self { input, limits, prefix, number: 0, bytes: Vec::new(), ended: false }
     }
-    Ok(EXIT_OK)
-}
 
-/// What is printed for a line.
-#[derive(serde::Serialize)]
-struct Answer<'a> {
-    line: usize,
-    outbox_id: Uuid,
-    message_id: &'a str,
-    inserted: bool,
-}
-
-enum Failure {
-    Nothing(StoreError),
-    /// The commit got no answer; the id is one of the rows that would have been inserted.
-    Unknown {
-        error: StoreError,
-        outbox_id: Uuid,
-    },
-}
-
-async fn write_all(
-    db: &Db,
-    schema: &str,
-    table: &str,
-    rows: &[NewRow],
-    bound: Duration,
-) -> Result<Vec<Enqueued>, Failure> {
-    if rows.is_empty() {
-        return Ok(Vec::new());
+    fn problem(&self, text: String) -> Vec<LineProblem> {
+        vec![LineProblem { line: self.number, field: None, text }]
     }
-    let mut tx = db.begin(bound).await.map_err(Failure::Nothing)?;
-    let enqueued = store::enqueue(&mut tx, schema, table, rows, bound).await.map_err(Failure::Nothing)?;
-    let sources: BTreeSet<&str> = rows.iter().map(|row| row.source_name.as_str()).collect();
-    let sources: Vec<&str> = sources.into_iter().collect();
-    store::wake(&mut tx, &sources, bound).await.map_err(Failure::Nothing)?;
-    let Err(error) = tx.commit(bound).await else { return Ok(enqueued) };
-    let Some(outbox_id) = enqueued.iter().find(|row| row.inserted).map(|row| row.outbox_id) else {
-        // Every row was there before: there was nothing to commit.
-        return Ok(enqueued);
-    };
-    // The answer may have been lost on its way, so look. Not there yet is no proof: the server may still be at it.
-    let sql = format!("select 1 from {} where outbox_id = $1", qualified(schema, table));
-    match db.query_opt(&sql, &[(&outbox_id, Type::UUID)], bound).await {
-        Ok(Some(_)) => Ok(enqueued),
-        Ok(None) if error.code().is_some() => Err(Failure::Nothing(error)),
-        Ok(None) | Err(_) => Err(Failure::Unknown { error, outbox_id }),
+
+    /// Reads the next line into `bytes`: whether there was one, and whether all of it fitted.
+    fn read(&mut self) -> io::Result<(bool, bool)> {
+        self.bytes.clear();
+        let taken = u64::try_from(LINE_OCTETS_MAX).unwrap_or(u64::MAX);
+        let octets = self.input.by_ref().take(taken).read_until(b'\n', &mut self.bytes)?;
+        let whole = octets < LINE_OCTETS_MAX || self.bytes.last() == Some(&b'\n');
+        if !whole {
+            self.input.skip_until(b'\n')?;
+        }
+        Ok((octets > 0, whole))
+    }
+
+    fn row(&self) -> Result<NewRow, Vec<LineProblem>> {
+        let text = std::str::from_utf8(&self.bytes)
+            .map_err(|error| self.problem(format!("is not UTF-8 (octet {})", error.valid_up_to() + 1)))?;
+        match serde_json::from_str::<Line<'_>>(text.trim_end()) {
+            Ok(Line(fields)) => Fields::new(self.number, fields).row(&self.prefix, &self.limits),
+            Err(error) if error.is_data() => Err(self.problem("must be a JSON object".to_owned())),
+            // Only the place: a syntax error's text may quote what it found.
+            Err(error) => Err(self.problem(format!("is not JSON (column {})", error.column()))),
+        }
     }
 }
 
-/// Reads every line and checks every field: the rows with their line numbers, or every problem. Blank lines are skipped.
-///
-/// # Errors
-/// All problems of all lines.
-pub fn parse(mut input: impl BufRead) -> Result<Vec<(usize, NewRow)>, Vec<LineProblem>> {
-    let prefix = MessageIdPrefix::new(MESSAGE_ID_PREFIX).expect("the prefix is a lower-case word");
-    let mut rows = Vec::new();
-    let mut problems = Vec::new();
-    let mut bytes = Vec::new();
-    for line in 1.. {
-        bytes.clear();
-        match input.read_until(b'\n', &mut bytes) {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(error) => {
-                problems.push(LineProblem { line, field: None, text: format!("cannot be read: {error}") });
-                break;
+impl<R: BufRead> Iterator for Lines<R> {
+    type Item = Result<(usize, NewRow), Vec<LineProblem>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.ended {
+            self.number += 1;
+            match self.read() {
+                Ok((false, _)) => self.ended = true,
+                Ok((true, false)) => {
+                    return Some(Err(self.problem(format!("has more than {LINE_OCTETS_MAX} octets: that is no line"))));
+                }
+                Ok((true, true)) if self.bytes.trim_ascii().is_empty() => {}
+                Ok((true, true)) => return Some(self.row().map(|row| (self.number, row))),
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(self.problem(format!("cannot be read: {error}"))));
+                }
             }
         }
-        let problem = |text: String| LineProblem { line, field: None, text };
-        match std::str::from_utf8(&bytes) {
-            Ok(text) if text.trim().is_empty() => {}
-            Ok(text) => match serde_json::from_str::<Line<'_>>(text.trim_end()) {
-                Ok(Line(fields)) => match Fields::new(line, fields).row(&prefix) {
-                    Ok(row) => rows.push((line, row)),
-                    Err(found) => problems.extend(found),
-                },
-                Err(error) if error.is_data() => problems.push(problem("must be a JSON object".to_owned())),
-                // Only the place: a syntax error's text may quote what it found.
-                Err(error) => problems.push(problem(format!("is not JSON (column {})", error.column()))),
-            },
-            Err(error) => problems.push(problem(format!("is not UTF-8 (octet {})", error.valid_up_to() + 1))),
-        }
+        None
     }
-    if problems.is_empty() { Ok(rows) } else { Err(problems) }
 }
 
 /// A JSON object with its keys in order, twice where they are given twice, and its values as written.
@@ -306,41 +236,65 @@ impl<'a> Fields<'a> {
         self.problems.push(LineProblem { line: self.line, field: Some(field.to_owned()), text: text.into() });
     }
 
-    fn row(mut self, prefix: &MessageIdPrefix) -> Result<NewRow, Vec<LineProblem>> {
+    fn row(mut self, prefix: &MessageIdPrefix, limits: &Limits) -> Result<NewRow, Vec<LineProblem>> {
         let (payload, content_type) = self.payload();
-        let row = NewRow {
-            outbox_id: self.uuid("outbox_id").unwrap_or_else(fresh_outbox_id),
-            message_id: self.text("message_id").unwrap_or_else(|| fresh_message_id(prefix)),
-            source_name: self.required_text("source"),
-            destination: self.required_text("destination"),
-            message_key: self.text("message_key"),
-            event_type: self.required_text("event_type"),
-            schema_version: self.integer("schema_version").unwrap_or(1),
-            content_type: self.text("content_type").unwrap_or_else(|| content_type.to_owned()),
-            schema_registry: self.text("schema_registry"),
-            schema_subject: self.text("schema_subject"),
-            schema_version_ref: self.integer("schema_version_ref"),
-            schema_id: self.integer("schema_id"),
-            schema_fingerprint: self.text("schema_fingerprint"),
-            source_event_id: self.uuid("source_event_id"),
-            source_global_position: self.integer("source_global_position"),
-            causation_id: self.uuid("causation_id"),
-            correlation_id: self.uuid("correlation_id"),
-            traceparent: self.text("traceparent"),
-            tracestate: self.text("tracestate"),
-            payload,
-            attributes: self.given("attributes").map(|value| value.get().to_owned()),
-            occurred_at: self.time("occurred_at"),
-            created_at: self.time("created_at"),
-            next_attempt_at: self.time("next_attempt_at"),
-        };
+        let outbox_id = self.uuid("outbox_id").unwrap_or_else(fresh_outbox_id);
+        let message_id = self.text("message_id").unwrap_or_else(|| fresh_message_id(prefix));
+        let source_name = self.required_text("source");
+        let (destination, event_type) = (self.required_text("destination"), self.required_text("event_type"));
+        let content_type = self.text("content_type").unwrap_or_else(|| content_type.to_owned());
+        let mut draft = Draft::new(destination, event_type, content_type, payload);
+        draft.message_key = self.text("message_key");
+        draft.schema_version = self.integer("schema_version").unwrap_or(1);
+        draft.schema.registry = self.text("schema_registry");
+        draft.schema.subject = self.text("schema_subject");
+        draft.schema.version = self.integer("schema_version_ref");
+        draft.schema.schema_id = self.integer("schema_id");
+        draft.schema.fingerprint = self.text("schema_fingerprint");
+        draft.source_event_id = self.uuid("source_event_id");
+        draft.source_global_position = self.integer("source_global_position");
+        draft.causation_id = self.uuid("causation_id");
+        draft.correlation_id = self.uuid("correlation_id");
+        draft.trace = self.trace();
+        draft.attributes = self.given("attributes").map(|value| value.get().to_owned());
+        draft.occurred_at = self.time("occurred_at");
+        let mut row = NewRow::new(outbox_id, IntegrationEvent::from_draft(source_name, message_id, draft));
+        row.created_at = self.time("created_at");
+        row.available_at = self.due();
         // A field that could not be read has its problem already, and only a stand-in as its value.
-        for found in row.problems() {
-            if !self.problems.iter().any(|problem| problem.field.as_deref() == Some(found.field)) {
-                self.problem(found.field, found.text);
+        for found in row.problems(limits) {
+            let field = self.key_of(found.field);
+            if !self.problems.iter().any(|problem| problem.field.as_deref() == Some(field)) {
+                self.problem(field, found.text);
             }
         }
         if self.problems.is_empty() { Ok(row) } else { Err(self.problems) }
+    }
+
+    /// The key under which the line gives a column.
+    fn key_of(&self, column: &'static str) -> &'static str {
+        let keys: &[&'static str] = match column {
+            "payload_bytes" => &["payload_text", "payload_base64", "payload"],
+            "next_attempt_at" => &["available_at", "next_attempt_at"],
+            _ => return column,
+        };
+        keys.iter().find(|key| self.given(key).is_some()).copied().unwrap_or(column)
+    }
+
+    /// When the row is due, under either name.
+    fn due(&mut self) -> Option<PgTime> {
+        if self.given("available_at").is_some() && self.given("next_attempt_at").is_some() {
+            self.problem("available_at", "is another name for next_attempt_at: give one of them");
+        }
+        self.time("available_at").or(self.time("next_attempt_at"))
+    }
+
+    fn trace(&mut self) -> Option<TraceContext> {
+        let (traceparent, tracestate) = (self.text("traceparent"), self.text("tracestate"));
+        if self.given("traceparent").is_none() && tracestate.is_some() {
+            self.problem("tracestate", "says nothing without a traceparent");
+        }
+        traceparent.map(|traceparent| TraceContext { traceparent, tracestate })
     }
 
     /// A key's value; `null` is as good as left out.
