@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::support::acls;
+use crate::support::mock::Mock;
 use crate::support::services::{brokers, own_kafka};
 use crate::support::topics::{Admin, Record, fresh_topic, read_topic, read_topic_on};
 use crate::support::{LONG, oracle, unique, wait_until, wait_until_async};
@@ -893,6 +894,33 @@ async fn publish_loses_nothing_and_keeps_order_through_chaos() {
         publisher.health().rebuilds
     );
     verdict.assert_delivered(unknown);
+}
+
+/// A broker that has just started refuses a record and, a moment later, takes the next one: it knows nothing of the client. librdkafka
+/// then reports the first as delivered as well, and forgets it.
+#[tokio::test(flavor = "multi_thread")]
+async fn publish_believes_no_acknowledgement_without_an_offset() {
+    for policy in [Policy::PerKeyHeadOfLine, Policy::BestEffort] {
+        let topic = unique("topic");
+        let mock = Mock::new(&[&topic]);
+        // One record per batch in the fast lane as well, so that the first is alone in what is refused.
+        let mut kafka = kafka(&mock.bootstrap());
+        kafka.properties.insert("batch.num.messages".to_owned(), config::Secret::new("1"));
+        let publisher = KafkaPublisher::new(&kafka, &relay()).expect("a publisher");
+        mock.refuse_next();
+        let mut left: Vec<_> = (0..6).map(|n| row(&topic, Some(&format!("k{n}")), &format!("m{n}"))).collect();
+        let end = Instant::now() + LONG;
+        while !left.is_empty() {
+            assert!(Instant::now() < end, "{left:?}");
+            let outcomes = publish(&publisher, &batch(policy, left.clone(), Duration::from_secs(10))).await;
+            println!("{:?}", shorts(&outcomes));
+            let mut acked = outcomes.iter().map(|outcome| matches!(outcome, Outcome::Acked { .. }));
+            left.retain(|_| !acked.next().expect("an outcome"));
+        }
+        let records = read_topic_on(&mock.bootstrap(), &topic);
+        let found: std::collections::BTreeSet<_> = ids(&records).into_iter().collect();
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["m0", "m1", "m2", "m3", "m4", "m5"]);
+    }
 }
 
 /// A clock that is far off is nobody's row.

@@ -469,6 +469,13 @@ impl<'a> Call<'a> {
                 setback(persisted, Blame::Topic, &error, Duration::ZERO)
             }
             Class::Late | Class::Purged => self.judge_silence(message, record, handed).await,
+            Class::Unproven => {
+                let error = format!(
+                    "kafka.unproven: client: topic {}: a later record was acknowledged before this one; it may have been written",
+                    record.topic
+                );
+                setback(persisted, Blame::Topic, &error, Duration::ZERO)
+            }
             Class::QueueFull => return Tried::Again,
             Class::Unlisted(word) => {
                 let error = bounded(&codes::fault_text(&word, code, &about));

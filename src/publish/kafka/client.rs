@@ -209,8 +209,20 @@ pub(super) struct Report {
     pub(super) persisted: Persisted,
     /// Below 0 when it was never chosen.
     pub(super) partition: i32,
-    /// Below 0 when the broker did not say: it had the record already.
+    /// Below 0 without an acknowledgement.
     pub(super) offset: i64,
+}
+
+/// What a report proves. librdkafka takes all earlier records of a partition for written when a later one is acknowledged, those that
+/// wait to be sent again included, and reports them as delivered, without an offset. That holds only where the broker knows the
+/// client: on a partition that does not (a broker that has just started, a topic made anew), it took the later one as the first,
+/// and the earlier one was never written. So only an offset is an acknowledgement.
+fn proven(code: Option<Code>, persisted: Persisted, offset: i64) -> (Option<Code>, Persisted) {
+    match (code, persisted) {
+        (None, _) if offset < 0 => (Some(Code::NoOffset), Persisted::Possibly),
+        (Some(code), Persisted::Yes) if offset < 0 => (Some(code), Persisted::Possibly),
+        proven => proven,
+    }
 }
 
 /// Whether a record was written, as librdkafka knows it. The code alone does not say.
@@ -300,6 +312,7 @@ impl ProducerContext for Context {
             rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_POSSIBLY_PERSISTED => Persisted::Possibly,
             rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_PERSISTED => Persisted::Yes,
         };
+        let (code, persisted) = proven(code, persisted, message.offset());
         let report = Report { code, persisted, partition: message.partition(), offset: message.offset() };
         // Nobody may be waiting any more: the call was dropped.
         match *reporter {

@@ -20,6 +20,8 @@ pub enum Class {
     Fatal,
     /// We let go of it ourselves.
     Purged,
+    /// librdkafka counts it as acknowledged because a later one was, without having heard of it: no acknowledgement at all.
+    Unproven,
     /// The client holds as much as it may: back-pressure, nothing wrong with the record.
     QueueFull,
     /// Anything else, under a code word made of its name.
@@ -89,6 +91,8 @@ pub fn classify(code: Code) -> Class {
         | Code::Inconsistent => Class::Fatal,
 
         Code::PurgeQueue | Code::PurgeInflight | Code::BrokerDestroy | Code::DestroyBroker => Class::Purged,
+        // Ours: nothing that librdkafka reports of a record.
+        Code::NoOffset => Class::Unproven,
         Code::QueueFull => Class::QueueFull,
         // The enum belongs to the binding and is open: what nobody has sorted spends an attempt.
         unlisted => Class::Unlisted(code_word(unlisted)),

@@ -546,7 +546,7 @@ impl<'c> Fast<'c> {
             Class::Topic(_) => publisher.guards().failed(topic.name, now),
             // A neighbour's code as well as its own. The cluster's clock, or a feature it lacks: the next batch fails too.
             Class::Record(_) | Class::Unlisted(_) | Class::Cluster(_) => publisher.guards().refused(topic.name, now),
-            Class::Late | Class::Fatal | Class::Purged | Class::QueueFull => return,
+            Class::Late | Class::Fatal | Class::Purged | Class::Unproven | Class::QueueFull => return,
         }
         if matches!(class, Class::Topic(_)) {
             publisher.counts.forget(topic.name);

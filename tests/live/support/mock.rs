@@ -31,6 +31,12 @@ impl Mock {
         self.cluster.request_errors(RDKafkaApiKey::Produce, &errors);
     }
 
+    /// Fails the next produce request with an error that librdkafka tries again after.
+    pub fn refuse_next(&self) {
+        self.cluster
+            .request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION]);
+    }
+
     /// Forgets failures that nobody has met yet.
     pub fn mend(&self) {
         self.cluster.clear_request_errors(RDKafkaApiKey::Produce);
