@@ -291,3 +291,90 @@ async fn walk_whose_time_is_over_says_how_far_it_came_and_goes_on_from_there() {
         assert_eq!(found, expected);
     }
 }
+
+/// A table that was analysed when it was empty and has been filled since, with thousands of rows of every kind.
+async fn filled(table: Table) -> Outbox {
+    let outbox = Outbox::fresh(table).await;
+    let far = if table == Table::Lean { "timestamptz '9999-12-31 00:00:00+00'" } else { "t" };
+    outbox
+        .execute(&format!(
+            "alter table keiro.keiro_outbox set (autovacuum_enabled = off); analyze keiro.keiro_outbox; \
+             insert into keiro.keiro_outbox (outbox_id, message_id, source, destination, message_key, event_type, schema_version, \
+               content_type, payload_bytes, occurred_at, created_at, updated_at, next_attempt_at, published_at, status, last_error) \
+             select md5('x' || n)::uuid, 'm' || n, 's' || n % 3, 'topic', 'k' || n % 500, 'T', 1, 'x', convert_to(repeat('p', 200), 'UTF8'), t, \
+               t, t, case when st = 'dead' then {far} when n % 1000 = 5 then '2999-01-01' else t end, case when st = 'sent' then t end, st, \
+               case when st = 'dead' then 'kafka.x: y' end \
+             from (select n, timestamptz '2026-01-01 00:00:00+00' + n * interval '1 ms' as t, \
+               case when n % 1000 = 1 then 'publishing' when n % 1000 = 2 then 'failed' else (array['pending', 'sent', 'dead'])[1 + n / 20000] end as st \
+               from generate_series(0, 59999) n) r order by md5('x' || n)"
+        ))
+        .await;
+    outbox
+}
+
+fn look_for_scans(node: &serde_json::Value, scans: &mut Vec<String>) {
+    let kind = node["Node Type"].as_str().expect("a node");
+    if (kind.contains("Seq Scan") && node["Relation Name"] == "keiro_outbox") || kind.contains("Bitmap") {
+        scans.push(kind.to_owned());
+    }
+    for child in node["Plans"].as_array().into_iter().flatten() {
+        look_for_scans(child, scans);
+    }
+}
+
+/// What an index serves reads few pages, whatever the statistics say: filters, order, and pages at most so large.
+#[tokio::test]
+async fn served_lists_read_few_pages() {
+    let some = |statuses: &[Status]| Selection { statuses: statuses.iter().copied().collect(), ..Selection::default() };
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let ago = |seconds| Some(When::Ago(Duration::from_secs(seconds)));
+    let cases: Vec<(Selection, Sort, u64, u64)> = vec![
+        // Selection, order, pages on a lean and on a shared table: the latter reads all rows of a status to sort them by created_at.
+        (some(&Status::LIVE), Sort::Created, 1000, 1000),
+        (Selection { sources: names(&["s1"]), ..some(&[Status::Pending, Status::Failed]) }, Sort::Created, 500, 500),
+        (Selection { keys: names(&["k1", "k7"]), ..some(&Status::LIVE) }, Sort::Created, 500, 500),
+        (Selection { message_ids: names(&["m1", "m50000"]), ..Selection::default() }, Sort::Updated, 100, 100),
+        (Selection { ids: vec![id(1)], ..Selection::default() }, Sort::Due, 50, 50),
+        (some(&[Status::Dead, Status::Rejected]), Sort::Created, 5000, 32_000),
+        (Selection { sources: names(&["s1"]), ..some(&[Status::Dead]) }, Sort::Created, 5000, u64::MAX),
+        (some(&[Status::Sent]), Sort::Published, 300, 300),
+        (Selection { published_before: ago(1), ..some(&[Status::Sent]) }, Sort::Published, 300, 300),
+        (Selection { updated_before: ago(1), ..some(&[Status::Publishing]) }, Sort::Updated, u64::MAX, 500),
+        (some(&[Status::Failed]), Sort::Due, u64::MAX, 300),
+        (Selection { due: Some(false), ..Selection::default() }, Sort::Created, u64::MAX, 500),
+        (some(&[Status::Unknown]), Sort::Created, u64::MAX, 100),
+    ];
+    for table in [Table::NewerShared, Table::Lean] {
+        let outbox = filled(table).await;
+        let now = outbox.store.now().await.expect("a time");
+        let db = keiro_relay::store::Db::new(&crate::support::store::settings(outbox.database.url()), "plans", "0")
+            .expect("a pool");
+        let (session, _) = db.dedicated().await.expect("a session");
+        for (selection, sort, lean, shared) in &cases {
+            let pages_max = if table == Table::Lean { *lean } else { *shared };
+            for descending in [false, true] {
+                let page = Page { sort: *sort, descending, after: None, created_until: None, rows_max: 51 };
+                let query = outbox.store.page_query(selection, page, now).expect("a shape");
+                assert_eq!(query.unserved.is_empty(), pages_max < u64::MAX, "{table:?} {selection:?}");
+                if pages_max == u64::MAX {
+                    continue;
+                }
+                session.batch("begin; set local enable_sort = on", LONG).await.expect("begin");
+                let explain = format!("explain (analyze, buffers, timing off, format json) {}", query.sql);
+                let found = session.query(&explain, &query.binds.params(), LONG).await.expect("explain");
+                session.batch("rollback", LONG).await.expect("rollback");
+                let explained: serde_json::Value = found[0].get(0);
+                let root = &explained[0]["Plan"];
+                let count = |what: &str| root[what].as_u64().expect(what);
+                let read = count("Shared Hit Blocks") + count("Shared Read Blocks");
+                let mut scans = Vec::new();
+                look_for_scans(root, &mut scans);
+                assert!(scans.is_empty(), "{table:?} {selection:?} {sort:?}: {scans:?} {explained:#}");
+                assert!(
+                    read <= pages_max,
+                    "{table:?} {selection:?} {sort:?} desc {descending}: {read} pages {explained:#}"
+                );
+            }
+        }
+    }
+}

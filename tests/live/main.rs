@@ -20,6 +20,7 @@ mod halt;
 mod http;
 mod late;
 mod list;
+mod looking;
 mod maintenance;
 mod migrate;
 mod outage;

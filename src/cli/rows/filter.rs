@@ -18,7 +18,7 @@ pub struct RowFilter {
     /// Rows of this source.
     #[arg(long, value_name = "NAME")]
     pub source: Vec<String>,
-    /// Rows in this status; `unknown`: in none of the contract's; `any`: whatever it is.
+    /// Rows in this status: pending, failed, publishing, sent, dead, rejected; `unknown`: none of these; `any`: whatever it is.
     #[arg(long, value_name = "STATUS", value_enum, value_delimiter = ',', hide_possible_values = true)]
     pub status: Vec<StatusName>,
     /// Rows for this Kafka topic.

@@ -387,6 +387,10 @@ impl Words<'_> {
                     facts.attempt_count
                 ),
             );
+            // What is in flight to a parked topic is a probe.
+            if let Ok(relay) = &facts.relay {
+                self.parked(relay);
+            }
         } else {
             let becomes =
                 if facts.attempt_count >= i64::from(facts.max_attempts) { "dead" } else { "failed, to be tried again" };
@@ -527,23 +531,9 @@ impl Words<'_> {
         }
     }
 
-    /// What only a running relay knows.
-    fn relay(&mut self) {
+    /// Whether the topic of the row, or of the first row of its lane, is left alone for a while.
+    fn parked(&mut self, relay: &RelayStatus) {
         let facts = self.facts;
-        let relay = match &facts.relay {
-            Ok(relay) => relay,
-            Err(problem) => {
-                self.say(&format!("Whether its topic is parked and its source halted is unknown ({problem})."));
-                match facts.relays.as_deref() {
-                    Some([]) => self.give("no_relay", "No relay is connected to this database."),
-                    Some(instances) => {
-                        self.say(&format!("Connected to this database: {}.", escaped(&instances.join(", "))))
-                    }
-                    None => {}
-                }
-                return;
-            }
-        };
         let topics = [Some(facts.topic.as_str()), facts.ahead.as_ref().map(|ahead| ahead.head.topic.as_str())];
         for parked in &relay.parked_topics {
             if !topics.contains(&Some(parked.topic.as_str())) {
@@ -561,6 +551,26 @@ impl Words<'_> {
                 ),
             );
         }
+    }
+
+    /// What only a running relay knows.
+    fn relay(&mut self) {
+        let facts = self.facts;
+        let relay = match &facts.relay {
+            Ok(relay) => relay,
+            Err(problem) => {
+                self.say(&format!("Whether its topic is parked and its source halted is unknown ({problem})."));
+                match facts.relays.as_deref() {
+                    Some([]) => self.give("no_relay", "No relay is connected to this database."),
+                    Some(instances) => {
+                        self.say(&format!("Connected to this database: {}.", escaped(&instances.join(", "))))
+                    }
+                    None => {}
+                }
+                return;
+            }
+        };
+        self.parked(relay);
         let source = relay.sources.iter().find(|source| source.source == facts.source_name);
         if let Some(halt) = source.and_then(|source| source.halt.as_ref()) {
             let row = match source.and_then(|source| source.halted_on) {
