@@ -176,7 +176,8 @@ impl Db {
 
     async fn lease(&self, deadline: Instant, bound: Duration) -> Result<Lease, StoreError> {
         let waiting_for = "a connection (all of database.pool_size are busy, or a new one is still being made)";
-        let object = match timeout_at(deadline, self.inner.pool.get()).await {
+        // Boxed: every future of a command contains this one with all it waits for, and the compiler follows such a type only so deep.
+        let object = match timeout_at(deadline, Box::pin(self.inner.pool.get())).await {
             Ok(Ok(object)) => object,
             Ok(Err(PoolError::Backend(error))) => return Err(error),
             Ok(Err(PoolError::Timeout(_))) | Err(_) => return Err(StoreError::Timeout { waiting_for, bound }),
