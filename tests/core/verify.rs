@@ -47,8 +47,8 @@ fn every_small_topic_of_one_lane() {
     }
     for sequence in sequences {
         let mut ledger = ledger(&[(0, Some("k")), (1, Some("k")), (2, Some("k"))], Some(Policy::PerKeyHeadOfLine));
-        for (offset, n) in sequence.iter().enumerate() {
-            assert!(see(&mut ledger, *n, 0, offset as i64));
+        for (offset, n) in (0_i64..).zip(&sequence) {
+            assert!(see(&mut ledger, *n, 0, offset));
         }
         let verdict = judged(ledger);
         let first = |n: u128| sequence.iter().position(|seen| *seen == n);

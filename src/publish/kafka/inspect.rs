@@ -205,8 +205,9 @@ async fn ask_broker(admin: &AdminClient<QuietContext>, options: &AdminOptions, n
     let resource = ResourceSpecifier::Broker(node.id);
     let answer = admin.describe_configs([&resource], options).await;
     let (answers, settings) = match answer.map(|found| found.into_iter().next()) {
-        Ok(Some(Ok(resource))) => (Ok(()), Some(read(&resource))),
-        Ok(Some(Err(_))) | Ok(None) => (Ok(()), None),
+        // Without the right to see them it answers with none.
+        Ok(Some(Ok(resource))) => (Ok(()), Some(read(&resource)).filter(|settings| !settings.is_empty())),
+        Ok(Some(Err(_)) | None) => (Ok(()), None),
         Err(error) => match code_of(&error) {
             Code::ClusterAuthorizationFailed | Code::UnsupportedFeature | Code::UnsupportedVersion => (Ok(()), None),
             code => (Err(code.to_string()), None),
