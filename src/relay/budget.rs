@@ -1,10 +1,13 @@
 //! The process-wide budgets of rows and bytes in flight.
 //!
-//! Nothing here ever lets a source take more than its turn: waiters are served in the order in which they asked.
+//! Nothing here ever lets a source take more than its turn: waiters are served in the order in which they asked, and who holds
+//! something gets more only while as much as it would then hold is free. So sources whose topics give no answer leave room for
+//! those whose topics do.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Bytes are counted in units, since a semaphore counts in `u32`.
 const BYTES_PER_UNIT: usize = 1024;
@@ -16,6 +19,14 @@ pub struct Budget {
     units: Arc<Semaphore>,
     rows_max: usize,
     units_max: usize,
+    given_back: Arc<Notify>,
+}
+
+/// What one source holds of the budget.
+#[derive(Debug, Default)]
+pub struct Account {
+    rows: AtomicUsize,
+    units: AtomicUsize,
 }
 
 /// A share of the budget; given back when dropped.
@@ -23,6 +34,17 @@ pub struct Budget {
 pub struct Share {
     rows: OwnedSemaphorePermit,
     units: OwnedSemaphorePermit,
+    // Last: whoever waits looks again once the permits are back.
+    booked: Booked,
+}
+
+/// What of an account is one share's.
+#[derive(Debug)]
+struct Booked {
+    account: Arc<Account>,
+    rows: usize,
+    units: usize,
+    given_back: Arc<Notify>,
 }
 
 impl Budget {
@@ -36,17 +58,39 @@ impl Budget {
             units: Arc::new(Semaphore::new(units_max)),
             rows_max,
             units_max,
+            given_back: Arc::default(),
         }
     }
 
     /// Waits for a share that covers a batch of this size, or the whole budget when the batch is larger.
-    pub async fn take(&self, rows: usize, bytes: usize) -> Share {
-        let rows = u32::try_from(rows.clamp(1, self.rows_max)).unwrap_or(u32::MAX);
-        let units = u32::try_from(units(bytes).clamp(1, self.units_max)).unwrap_or(u32::MAX);
+    pub async fn take(&self, account: &Arc<Account>, rows: usize, bytes: usize) -> Share {
+        let (rows, units) = (rows.clamp(1, self.rows_max), units(bytes).clamp(1, self.units_max));
+        loop {
+            let given_back = self.given_back.notified();
+            let mut given_back = std::pin::pin!(given_back);
+            // Registered before the look, so that nothing that comes back in between is missed.
+            given_back.as_mut().enable();
+            if self.leaves_room(account, rows, units) {
+                break;
+            }
+            given_back.await;
+        }
+        let permits = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         // Always rows before bytes, so that two takers never wait for each other.
-        let rows = Arc::clone(&self.rows).acquire_many_owned(rows).await.expect("never closed");
-        let units = Arc::clone(&self.units).acquire_many_owned(units).await.expect("never closed");
-        Share { rows, units }
+        let row_permits = Arc::clone(&self.rows).acquire_many_owned(permits(rows)).await.expect("never closed");
+        let unit_permits = Arc::clone(&self.units).acquire_many_owned(permits(units)).await.expect("never closed");
+        account.rows.fetch_add(rows, Ordering::Relaxed);
+        account.units.fetch_add(units, Ordering::Relaxed);
+        let (account, given_back) = (Arc::clone(account), Arc::clone(&self.given_back));
+        Share { rows: row_permits, units: unit_permits, booked: Booked { account, rows, units, given_back } }
+    }
+
+    /// Whether a source may hold so much more. Who holds nothing always may: it has its turn.
+    fn leaves_room(&self, account: &Account, rows: usize, units: usize) -> bool {
+        let (rows_held, units_held) = (account.rows.load(Ordering::Relaxed), account.units.load(Ordering::Relaxed));
+        rows_held == 0
+            || (rows_held + rows <= self.rows.available_permits()
+                && units_held + units <= self.units.available_permits())
     }
 
     /// Rows in flight, as far as shares say.
@@ -67,6 +111,22 @@ impl Share {
     pub fn shrink(&mut self, rows: usize, bytes: usize) {
         drop(self.rows.split(self.rows.num_permits().saturating_sub(rows)));
         drop(self.units.split(self.units.num_permits().saturating_sub(units(bytes))));
+        self.booked.keep(self.rows.num_permits(), self.units.num_permits());
+    }
+}
+
+impl Booked {
+    fn keep(&mut self, rows: usize, units: usize) {
+        self.account.rows.fetch_sub(self.rows - rows, Ordering::Relaxed);
+        self.account.units.fetch_sub(self.units - units, Ordering::Relaxed);
+        (self.rows, self.units) = (rows, units);
+        self.given_back.notify_waiters();
+    }
+}
+
+impl Drop for Booked {
+    fn drop(&mut self) {
+        self.keep(0, 0);
     }
 }
 

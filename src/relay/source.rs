@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tracing::info;
 
 use super::Context;
+use super::budget::Account;
 use super::health::{Halt, HaltKind, LoopHandle};
 use super::pass::{self, PassSummary, Report};
 
@@ -83,6 +84,8 @@ pub(super) struct SourceLoop {
     lanes: Lanes,
     sweeps: Sweeps,
     passes: JoinSet<(Request, Report)>,
+    /// What its passes hold of the budget.
+    account: Arc<Account>,
     /// Pause before an idle source is polled; grows while nothing is found.
     poll_interval: Duration,
     database_pause: Duration,
@@ -115,6 +118,7 @@ impl SourceLoop {
             lanes,
             sweeps: Sweeps::new(Instant::now()),
             passes: JoinSet::new(),
+            account: Arc::default(),
             poll_interval,
             database_pause: DATABASE_PAUSE_MIN,
             database_failed: false,
@@ -292,7 +296,7 @@ impl SourceLoop {
         let (ctx, source, rules) = (Arc::clone(&self.ctx), Arc::clone(&self.source), Arc::clone(&self.rules));
         let rows: usize = request.lanes.iter().map(|wanted| wanted.rows_max).sum();
         // One future for the whole wait, so that it keeps its place in the queue.
-        let mut share = pin!(ctx.budget.take(rows, ctx.config.relay.batch_bytes_max));
+        let mut share = pin!(ctx.budget.take(&self.account, rows, ctx.config.relay.batch_bytes_max));
         let share = loop {
             tokio::select! {
                 share = &mut share => break share,

@@ -108,7 +108,7 @@ fn what_no_row_waits_for_any_more_is_forgotten() {
     faults.failed("t", None, now, "kafka.unknown_topic: …", now, MIDDLE);
     faults.failed("u", Some(4), now, "kafka.leader_not_available: …", now, MIDDLE);
     let due = now + seconds(1);
-    faults.forget_unwanted(due + UNWANTED_AFTER - seconds(1));
+    faults.forget_unwanted(now + UNWANTED_AFTER);
     assert_eq!(faults.parked().len(), 2);
     assert_eq!(faults.admit("u", Some(4), due), Admission::Probe);
     faults.forget_unwanted(due + UNWANTED_AFTER);

@@ -2,6 +2,7 @@
 
 mod backoff;
 mod breaker;
+mod budget;
 mod codes;
 mod config;
 mod faults;

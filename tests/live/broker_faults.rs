@@ -106,7 +106,7 @@ pub(crate) fn assert_arrived_in_order(records: &[Record], expected: &[(String, S
 pub(crate) fn total(daemon: &Daemon, name: &str) -> usize {
     let metrics = daemon.http_get("/metrics").expect("metrics").body;
     let lines = metrics.lines().filter(|line| line.starts_with(&format!("{name}{{")));
-    lines.map(|line| line.rsplit(' ').next().expect("a value").parse::<f64>().expect("a number") as usize).sum()
+    lines.map(|line| line.rsplit(' ').next().expect("a value").parse::<usize>().expect("a count")).sum()
 }
 
 /// The topics that `/status` shows as parked, with their reasons.

@@ -179,9 +179,10 @@ impl Faults {
         }
         let free: Vec<i32> =
             (0..partitions).filter(|partition| parked().all(|(found, _)| found != partition)).collect();
-        let index = (draw * free.len() as f64) as usize;
+        // The last one below the draw's share of them.
+        let chosen = free.iter().enumerate().rfind(|(index, _)| *index as f64 <= draw * free.len() as f64);
         let next = || parked().min_by_key(|(_, parked)| parked.probe_at).map(|(partition, _)| *partition);
-        free.get(index.min(free.len().saturating_sub(1))).copied().or_else(next)
+        chosen.map(|(_, partition)| *partition).or_else(next)
     }
 
     /// Whether a partition of the topic is parked.
