@@ -20,9 +20,9 @@ use crate::domain::message::PgTime;
 const LOOK_MAX: Duration = Duration::from_secs(10);
 /// Sources that are looked into.
 pub const SOURCES_MAX: usize = 1_000;
-/// Live rows that are looked at, over all sources, and at least and at most of each.
-const FRONT_ROWS: usize = 100_000;
-const FRONT_ROWS_OF_A_SOURCE: (usize, usize) = (100, 10_000);
+/// Live rows that are looked at, over all sources, and at least and at most of each: each is a page, which may come from disk.
+const FRONT_ROWS: usize = 20_000;
+const FRONT_ROWS_OF_A_SOURCE: (usize, usize) = (20, 2_000);
 /// Sent rows whose topics are looked at.
 const SENT_ROWS: i64 = 10_000;
 /// Where a count stops that an operator only needs the order of.
