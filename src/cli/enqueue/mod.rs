@@ -489,7 +489,7 @@ fn copy(input: &mut impl BufRead, to: &mut impl Write, progress: &ProgressBar) -
             Ok([]) => return Ok(()),
             Ok(bytes) => {
                 to.write_all(bytes)?;
-                progress.inc(bytes.iter().filter(|byte| **byte == b'\n').count() as u64);
+                progress.inc(bytes.split(|byte| *byte == b'\n').count() as u64 - 1);
                 bytes.len()
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
