@@ -125,14 +125,14 @@ type Change = (&'static str, fn(&mut NewRow));
 
 /// Every column that says what happened, with something else in it.
 const CHANGES: [Change; 17] = [
-    ("source", |row| row.event.source_name = "other".to_owned()),
-    ("destination", |row| row.event.draft.destination = "other".to_owned()),
+    ("source", |row| row.event.source_name = "other".into()),
+    ("destination", |row| row.event.draft.destination = "other".into()),
     ("message_key", |row| row.event.draft.message_key = None),
-    ("event_type", |row| row.event.draft.event_type = "other".to_owned()),
+    ("event_type", |row| row.event.draft.event_type = "other".into()),
     ("schema_version", |row| row.event.draft.schema_version = 2),
-    ("content_type", |row| row.event.draft.content_type = "other".to_owned()),
+    ("content_type", |row| row.event.draft.content_type = "other".into()),
     ("schema_registry", |row| row.event.draft.schema.registry = None),
-    ("schema_subject", |row| row.event.draft.schema.subject = Some("other".to_owned())),
+    ("schema_subject", |row| row.event.draft.schema.subject = Some("other".into())),
     ("schema_version_ref", |row| row.event.draft.schema.version = None),
     ("schema_id", |row| row.event.draft.schema.schema_id = None),
     ("schema_fingerprint", |row| row.event.draft.schema.fingerprint = Some(String::new())),

@@ -11,7 +11,7 @@ use std::io::{self, BufRead, BufReader, IsTerminal as _, Seek as _, Write};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
@@ -112,12 +112,17 @@ pub fn progress() -> ProgressBar {
 }
 
 /// Counts lines of which nobody knows how many there are.
-const COUNTING: &str = "{spinner} {human_pos} lines {msg} ({per_sec})";
+const COUNTING: &str = "{spinner} {human_pos} lines {msg} ({rate})";
 /// Counts lines up to the last.
-const MEASURING: &str = "{bar:30} {human_pos} of {human_len} lines {msg} ({per_sec}, {eta} to go)";
+const MEASURING: &str = "{bar:30} {human_pos} of {human_len} lines {msg} ({rate}, {eta} to go)";
 
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).expect("the template is right").progress_chars("█▉ ")
+    let rate = |state: &ProgressState, text: &mut dyn std::fmt::Write| {
+        // Writing to the bar's text cannot fail.
+        let _ = write!(text, "{:.0} a second", state.per_sec());
+    };
+    let style = ProgressStyle::with_template(template).expect("the template is right");
+    style.with_key("rate", rate).progress_chars("█▉ ")
 }
 
 /// What is printed for a line.
@@ -489,7 +494,7 @@ fn copy(input: &mut impl BufRead, to: &mut impl Write, progress: &ProgressBar) -
             Ok([]) => return Ok(()),
             Ok(bytes) => {
                 to.write_all(bytes)?;
-                progress.inc(bytes.iter().filter(|byte| **byte == b'\n').count() as u64);
+                progress.inc(bytes.split(|byte| *byte == b'\n').count() as u64 - 1);
                 bytes.len()
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
