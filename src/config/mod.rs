@@ -12,6 +12,7 @@
 //!   is a dot. `KEIRO_RELAY__KAFKA__PROPERTIES='{ "sasl.password" = "…" }'` works too.
 //! - Durations and sizes have a unit ("2s", "8MiB"); what can be switched off is "off"; a number is a number.
 
+mod changes;
 mod database;
 mod kafka;
 mod layers;
@@ -29,6 +30,7 @@ use std::time::Duration;
 use crate::domain::backoff::{Backoff, BackoffKind};
 use crate::domain::policy::{OnHalt, Policy, SourceRules};
 
+pub use changes::{Change, When};
 pub use database::Connection;
 pub use load::{ConfigFile, DEFAULT_FILES, Loaded, Overrides, environment};
 pub(crate) use problems::nearest;

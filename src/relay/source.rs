@@ -128,7 +128,7 @@ impl SourceLoop {
     /// Runs until stopped (or drained), then waits for the passes in flight.
     pub(super) async fn run(mut self) -> Done {
         let watch = self.ctx.board.register(LoopName::Source, Some(&self.source), self.ctx.turn_max());
-        while !self.ctx.stop.is_cancelled() {
+        while !self.ctx.stop.is_cancelled() && self.follow_rules() {
             watch.tick();
             let now = Instant::now();
             while let Some(finished) = self.passes.try_join_next() {
@@ -206,6 +206,18 @@ impl SourceLoop {
             self.finished(finished);
         }
         self.done
+    }
+
+    /// Takes over rules that changed. `false` when the policy is another one, or the source no longer ours: this loop then claims
+    /// nothing more, and whoever serves the source next begins once its passes are settled.
+    fn follow_rules(&mut self) -> bool {
+        match self.ctx.live.rules(&self.source) {
+            Some(rules) if rules.policy == self.rules.policy => {
+                self.rules = Arc::new(rules);
+                true
+            }
+            Some(_) | None => false,
+        }
     }
 
     /// Begins a sweep now, or reads the next page; but no longer than until a stop: a database that does not answer must not use up
@@ -301,7 +313,7 @@ impl SourceLoop {
                 () = ctx.stop.cancelled() => return,
             }
         };
-        if !ctx.gate.is_open() || ctx.paused.now().holds_source(&source) {
+        if !ctx.gate.is_open() || ctx.paused.now().holds_source(&source) || !self.follow_rules() {
             // Since we began to wait. Rows that were claimed behind a closed gate would only be returned, after a whole deadline.
             let not_asked = request.lanes.iter().map(|_| Served::NotAsked).collect();
             self.lanes.served(&request, not_asked, Instant::now());

@@ -5,8 +5,8 @@
 
 use std::fmt::Write as _;
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use deadpool::Runtime;
@@ -67,7 +67,11 @@ impl Db {
     fn with_plan(database: &Database, instance: &str, policy_hash: &str, plan: Plan) -> Result<Self, StoreError> {
         let application_name = connect::application_name(instance, policy_hash);
         connect::resolve(database, &application_name)?;
-        let connector = Connector { plan: Arc::new(plan), database: Arc::new(database.clone()), application_name };
+        let connector = Connector {
+            plan: Arc::new(plan),
+            database: Arc::new(database.clone()),
+            application_name: Arc::new(RwLock::new(Arc::from(application_name))),
+        };
         let pool = managed::Pool::builder(connector.clone())
             .max_size(database.pool_size)
             .runtime(Runtime::Tokio1)
@@ -147,7 +151,19 @@ impl Db {
         let (sender, receiver) = mpsc::channel(NOTIFICATIONS_MAX);
         let connection = self.inner.connector.connect(Some(sender)).await?;
         let plan = Arc::clone(&self.inner.connector.plan);
-        Ok((Dedicated { connection: Some(connection), plan, spoiled: AtomicBool::new(false) }, Listener { receiver }))
+        let shared = Arc::clone(&self.inner.connector.application_name);
+        let name = Mutex::new(Arc::clone(&connection.name));
+        let dedicated = Dedicated { connection: Some(connection), plan, spoiled: AtomicBool::new(false), shared, name };
+        Ok((dedicated, Listener { receiver }))
+    }
+
+    /// Changes the `application_name`: idle connections are closed, busy ones when they come back, others are renamed by
+    /// [`Dedicated::follow_name`].
+    pub fn rename(&self, instance: &str, policy_hash: &str) {
+        let name: Arc<str> = Arc::from(connect::application_name(instance, policy_hash));
+        let connector = &self.inner.connector;
+        *connector.application_name.write().expect("no code panics while it holds this lock") = Arc::clone(&name);
+        let _ = self.inner.pool.retain(|connected, _| connected.name == name);
     }
 
     /// Whether a session's state outlives a transaction: LISTEN and advisory locks work only then.
@@ -172,7 +188,9 @@ impl Db {
 
 impl std::fmt::Debug for Db {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Db").field("application_name", &self.inner.connector.application_name).finish_non_exhaustive()
+        f.debug_struct("Db")
+            .field("application_name", &name_of(&self.inner.connector.application_name))
+            .finish_non_exhaustive()
     }
 }
 
@@ -247,6 +265,9 @@ pub struct Dedicated {
     connection: Option<Connected>,
     plan: Arc<Plan>,
     spoiled: AtomicBool,
+    /// The `application_name` it should have, and the one it has.
+    shared: SharedName,
+    name: Mutex<Arc<str>>,
 }
 
 impl Dedicated {
@@ -294,6 +315,23 @@ impl Dedicated {
     /// As [`Db::query`].
     pub async fn listen(&self, channel: &str, bound: Duration) -> Result<(), StoreError> {
         self.batch(&format!("listen {}", quoted(channel)), bound).await
+    }
+
+    /// Renames the session when the pool was renamed ([`Db::rename`]).
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn follow_name(&self, bound: Duration) -> Result<(), StoreError> {
+        let wanted = name_of(&self.shared);
+        if *self.named() != wanted {
+            self.query("select set_config('application_name', $1, false)", &[(&&*wanted, Type::TEXT)], bound).await?;
+            *self.named() = wanted;
+        }
+        Ok(())
+    }
+
+    fn named(&self) -> std::sync::MutexGuard<'_, Arc<str>> {
+        self.name.lock().expect("no code panics while it holds this lock")
     }
 
     /// Whether the connection is of no more use.
@@ -443,6 +481,8 @@ struct Connected {
     client: ClientWrapper,
     tls: MakeTlsConnector,
     may_cancel: bool,
+    /// The `application_name` it was opened with.
+    name: Arc<str>,
 }
 
 impl Connected {
@@ -471,16 +511,24 @@ impl Connected {
 struct Connector {
     database: Arc<Database>,
     plan: Arc<Plan>,
-    application_name: String,
+    application_name: SharedName,
+}
+
+/// `application_name`, which may change while connections are open.
+type SharedName = Arc<RwLock<Arc<str>>>;
+
+fn name_of(shared: &SharedName) -> Arc<str> {
+    Arc::clone(&shared.read().expect("no code panics while it holds this lock"))
 }
 
 impl Connector {
     async fn connect(&self, notifications: Option<mpsc::Sender<Notification>>) -> Result<Connected, StoreError> {
         let bound = self.database.connect_timeout;
-        let (client, connection, tls) = connect::open(&self.database, &self.application_name).await?;
+        let name = name_of(&self.application_name);
+        let (client, connection, tls) = connect::open(&self.database, &name).await?;
         let driver = tokio::spawn(drive(connection, notifications));
         let connected =
-            Connected { client: ClientWrapper::new(client, driver), tls, may_cancel: self.plan.named_statements };
+            Connected { client: ClientWrapper::new(client, driver), tls, may_cancel: self.plan.named_statements, name };
         if let Some(set) = &self.plan.set {
             outcome(timeout(bound, connected.client.batch_execute(set)).await, bound)?;
         }
@@ -499,6 +547,9 @@ impl managed::Manager for Connector {
     async fn recycle(&self, connected: &mut Connected, _: &Metrics) -> RecycleResult<StoreError> {
         if connected.client.is_closed() {
             return Err(RecycleError::message("closed"));
+        }
+        if connected.name != name_of(&self.application_name) {
+            return Err(RecycleError::message("it says that we follow other policies"));
         }
         Ok(())
     }

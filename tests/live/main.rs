@@ -21,6 +21,7 @@ mod plans;
 mod poison;
 mod publish;
 mod relay;
+mod reload;
 mod roles;
 mod rows;
 mod schema;
