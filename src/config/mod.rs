@@ -314,6 +314,22 @@ impl fmt::Display for Secret {
     }
 }
 
+/// The defaults of the product; the database's URL and the brokers have none.
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            database: Database::default(),
+            kafka: Kafka::default(),
+            relay: Relay::default(),
+            defaults: default_rules(),
+            sources: BTreeMap::new(),
+            maintenance: Maintenance::default(),
+            http: Http::default(),
+            log: Log::default(),
+        }
+    }
+}
+
 /// The defaults of the product, in one place; `url` and `brokers` have none.
 impl Default for Database {
     fn default() -> Self {

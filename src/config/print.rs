@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::problems::{Origin, dotted, key, quoted};
 use super::read::{duration_text, size_text};
-use super::{Config, Database, Kafka, Loaded, Relay, Secret, kind_name};
+use super::{Config, ConfigFile, Database, Kafka, Loaded, Overrides, Problems, Relay, Secret, kind_name};
 use crate::domain::policy::{Policy, SourceRules};
 
 const HIDDEN: &str = "\"***\"";
@@ -107,6 +107,39 @@ impl Loaded {
             }
             (own, _) => own.to_string(),
         }
+    }
+}
+
+impl Config {
+    /// Checks a configuration that a program put together: the ranges and relations that a file's would have to keep. Servers, secrets
+    /// and librdkafka's properties are left to whoever uses them.
+    ///
+    /// # Errors
+    /// Every problem.
+    pub fn check(&self) -> Result<(), Problems> {
+        // There is one reader that knows every range: it is given what it would have read.
+        let mut file = String::new();
+        for (section, entries) in sections(self, |_| false) {
+            let section: Vec<&str> = section.iter().map(String::as_str).collect();
+            let given: &[(&str, &str)] = match section[..] {
+                ["database"] => &[("url", "\"postgres://somebody@somewhere/database\"")],
+                ["kafka"] => &[("brokers", "[\"somewhere:9092\"]")],
+                ["database" | "kafka", _] => continue,
+                _ => &[],
+            };
+            let _ = writeln!(file, "[{}]", dotted(&section));
+            for (name, value) in given {
+                let _ = writeln!(file, "{name} = {value}");
+            }
+            for (name, printed) in &entries {
+                let left_out = ["url", "url_file", "password_file", "brokers"];
+                if let (Value(value), false) = (printed, left_out.contains(&name.as_str())) {
+                    let _ = writeln!(file, "{} = {value}", key(name));
+                }
+            }
+        }
+        let file = ConfigFile::Text { name: "the program's settings", text: &file };
+        Loaded::from(file, [], Overrides::new()).map(drop)
     }
 }
 

@@ -12,4 +12,5 @@ pub mod pause;
 pub mod plan;
 pub mod policy;
 pub mod record;
+pub mod retry;
 pub mod sweep;

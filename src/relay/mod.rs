@@ -3,6 +3,7 @@
 //! Nothing here ever runs DDL, exits the process, or touches global state, so several relays can live in one process.
 
 pub mod budget;
+mod builder;
 pub mod gate;
 mod handle;
 pub mod health;
@@ -27,8 +28,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
+pub use self::builder::{BuildError, Builder};
 pub use self::handle::Handle;
 pub use self::live::Reloaded;
+pub use self::maintenance::MaintenanceSummary;
 pub(crate) use self::maintenance::{SampleRows, sample};
 pub use self::pass::PassSummary;
 
@@ -36,15 +39,17 @@ use self::budget::Budget;
 use self::gate::Gate;
 use self::health::{Board, Halt};
 use self::live::Live;
-use self::maintenance::{Maintenance, MaintenanceSummary};
+use self::maintenance::Maintenance;
 use self::pauses::Paused;
 use self::poll::Poller;
 use self::preference::Preference;
 use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
+use crate::domain::outcome::Setback;
 use crate::domain::pause::PausedRows;
 use crate::domain::policy::{Policy, SourceRules};
-use crate::publish::Publisher;
+use crate::domain::retry::RetryPolicy;
+use crate::publish::{PublishError, Publisher};
 use crate::store::{ErrorKind, Head, Heard, InspectError, Listening, Store, StoreError};
 use crate::telemetry::{Failure, LoopName, Metrics, Reason, Stage, StateChange};
 
@@ -61,6 +66,9 @@ const RETRY_PAUSE_MIN: Duration = Duration::from_millis(200);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A loop's healthy turn may take this much longer than the longest timeout in it.
 const TURN_MARGIN: Duration = Duration::from_secs(10);
+
+/// Says what an error of a whole call means for its rows.
+pub(crate) type Classify = dyn Fn(&PublishError) -> Setback + Send + Sync;
 
 /// What every loop of one relay shares.
 pub(crate) struct Context {
@@ -79,6 +87,9 @@ pub(crate) struct Context {
     /// Cancelled when the relay stops: no new claim, no new record.
     pub stop: CancellationToken,
     pub preference: Preference,
+    /// The caller's own rules, if there are any.
+    pub retry: Option<Arc<dyn RetryPolicy>>,
+    pub classify: Option<Arc<Classify>>,
     /// What operators paused.
     pub paused: Paused,
     /// Notified when a source is served for the first time.
@@ -295,10 +306,29 @@ pub struct HaltedOn {
 }
 
 impl Relay {
+    /// Begins to build a relay of a program's own, with the defaults of the product.
+    ///
+    /// ```no_run
+    /// # use keiro_relay::domain::message::Message;
+    /// # use keiro_relay::relay::Relay;
+    /// # async fn send(_: Message) -> Result<(), std::io::Error> { Ok(()) }
+    /// # async fn run(pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let relay = Relay::builder(keiro_relay::publish::each(send)).pool(pool).build()?;
+    /// let handle = relay.spawn();
+    /// // …
+    /// handle.stop();
+    /// handle.done().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(publisher: impl Publisher) -> Builder {
+        Builder::new(Arc::new(publisher))
+    }
+
     /// Builds a relay; nothing is contacted and nothing runs yet.
     ///
     /// `maintenance_store` is a store over a connection of its own, so that the slow timer never waits for the fast path.
-    pub fn build(
+    pub(crate) fn build(
         config: Arc<Config>,
         store: Arc<Store>,
         maintenance_store: Arc<Store>,
@@ -314,6 +344,8 @@ impl Relay {
             metrics: board.metrics().clone(),
             stop: CancellationToken::new(),
             preference: Preference::new(),
+            retry: None,
+            classify: None,
             paused: Paused::default(),
             sources_changed: Notify::new(),
             wakers: Mutex::new(HashMap::new()),
@@ -327,6 +359,44 @@ impl Relay {
             board,
         };
         Self { ctx: Arc::new(ctx), ended: watch::Sender::new(None) }
+    }
+
+    /// Takes the caller's own rules.
+    fn decide(&mut self, retry: Option<Arc<dyn RetryPolicy>>, classify: Option<Arc<Classify>>) {
+        let ctx = Arc::get_mut(&mut self.ctx).expect("nothing runs yet, so nobody else holds it");
+        (ctx.retry, ctx.classify) = (retry, classify);
+    }
+
+    /// Claims once from every source, publishes and settles, and returns what became of the rows: for programs that have a loop of
+    /// their own, and for tests. Pauses, the gate and other relays' claims are respected; expired leases are requeued by
+    /// [`Relay::maintain_once`] only. A source whose claim fails is left out, and that is logged and counted.
+    ///
+    /// # Errors
+    /// Every problem of the table, named, when it is not what we understand; or why the database could not be asked.
+    pub async fn pass_once(&self) -> Result<PassSummary, DrainError> {
+        let ctx = &self.ctx;
+        prepare(ctx, false).await?;
+        let mut loops: JoinSet<Done> = JoinSet::new();
+        for source in ctx.store.sources(SOURCES_MAX).await? {
+            if let Some(rules) = ctx.live.rules(&source) {
+                loops.spawn(source_loop(ctx, &source, rules, Mode::Drain).once());
+            }
+        }
+        let mut summary = PassSummary::default();
+        while let Some(ended) = loops.join_next().await {
+            summary.add(&ended.map_err(|error| DrainError::Bug(error.to_string()))?.summary);
+        }
+        Ok(summary)
+    }
+
+    /// Does once what the slow timer does: requeues rows whose lease ran out, deletes sent rows behind the retention, counts the
+    /// backlog. What fails of it is logged and counted.
+    ///
+    /// # Errors
+    /// As [`Relay::pass_once`].
+    pub async fn maintain_once(&self) -> Result<MaintenanceSummary, DrainError> {
+        prepare(&self.ctx, false).await?;
+        Ok(Maintenance::new(Arc::clone(&self.ctx)).tick().await)
     }
 
     /// The token that stops this relay.
@@ -378,7 +448,7 @@ impl Relay {
         loops.spawn(async move { named("broker", watch_broker(broker)).await });
         let follow = Arc::clone(&ctx);
         loops.spawn(async move { named("pauses", until_stopped(&follow, pauses::follow(&follow))).await });
-        if ctx.config.database.prepared_statements {
+        if ctx.store.has_sessions() {
             let listen = Arc::clone(&ctx);
             loops.spawn(async move { named("listen", until_stopped(&listen, listen_for_changes(&listen))).await });
             let hold = Arc::clone(&ctx);

@@ -208,6 +208,27 @@ impl SourceLoop {
         self.done
     }
 
+    /// One pass over what is ready now.
+    pub(super) async fn once(mut self) -> Done {
+        let watch = self.ctx.board.register(LoopName::Source, Some(&self.source), self.ctx.turn_max());
+        if !self.ctx.gate.is_open() || self.ctx.paused.now().holds_source(&self.source) {
+            return self.done;
+        }
+        self.look(Some(Instant::now())).await;
+        while self.lanes.rows_ready() == 0 && self.sweeps.page_after().is_some() && !self.database_failed {
+            watch.tick();
+            self.look(None).await;
+        }
+        if let Some(request) = self.lanes.next_request(self.ctx.config.relay.batch_rows_max) {
+            self.dispatch(request, &watch).await;
+        }
+        while let Some(finished) = self.passes.join_next().await {
+            self.finished(finished);
+        }
+        self.done.gave_up |= self.database_failed;
+        self.done
+    }
+
     /// Takes over rules that changed. `false` when the policy is another one, or the source no longer ours: this loop then claims
     /// nothing more, and whoever serves the source next begins once its passes are settled.
     fn follow_rules(&mut self) -> bool {

@@ -41,8 +41,15 @@ pub struct Db {
 }
 
 struct Inner {
-    pool: managed::Pool<Connector>,
-    connector: Connector,
+    pool: Pool,
+    plan: Arc<Plan>,
+}
+
+enum Pool {
+    /// Ours: its sessions have our settings.
+    Own { pool: managed::Pool<Connector>, connector: Connector },
+    /// The caller's: settings hold within each transaction and leave nothing behind, as they do behind a transaction pooler.
+    Callers(deadpool_postgres::Pool),
 }
 
 impl Db {
@@ -77,7 +84,18 @@ impl Db {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| StoreError::Setting(format!("database.pool_size cannot be used: {error}")))?;
-        Ok(Self { inner: Arc::new(Inner { pool, connector }) })
+        let plan = Arc::clone(&connector.plan);
+        Ok(Self { inner: Arc::new(Inner { pool: Pool::Own { pool, connector }, plan }) })
+    }
+
+    /// Uses a pool that belongs to somebody else and is never closed. Its sessions keep their settings and their `application_name`;
+    /// there is no LISTEN and no session lock over it ([`Db::has_sessions`] is `false`).
+    ///
+    /// Of the settings only `statement_timeout` and `synchronous_commit` are used.
+    #[must_use]
+    pub fn over(pool: deadpool_postgres::Pool, database: &Database) -> Self {
+        let database = Database { prepared_statements: false, ..database.clone() };
+        Self { inner: Arc::new(Inner { pool: Pool::Callers(pool), plan: Arc::new(Plan::new(&database, false)) }) }
     }
 
     /// Runs a statement and returns its rows. The bound also covers the wait for a connection and making one.
@@ -101,8 +119,8 @@ impl Db {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
         let started = Instant::now();
-        let plan = &self.inner.connector.plan;
-        let answer = timeout_at(deadline, plan.query(&lease.connection()?.client, sql, params, bound));
+        let plan = &self.inner.plan;
+        let answer = timeout_at(deadline, plan.query(lease.client()?, sql, params, bound));
         let rows = lease.finish(answer.await, bound)?;
         Ok((rows, started))
     }
@@ -122,8 +140,7 @@ impl Db {
     pub async fn execute(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
-        let answer =
-            timeout_at(deadline, self.inner.connector.plan.execute(&lease.connection()?.client, sql, params, bound));
+        let answer = timeout_at(deadline, self.inner.plan.execute(lease.client()?, sql, params, bound));
         lease.finish(answer.await, bound)
     }
 
@@ -134,10 +151,10 @@ impl Db {
     pub async fn begin(&self, bound: Duration) -> Result<Tx, StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
-        let begin = format!("{}; set local synchronous_commit = on", self.inner.connector.plan.begin);
-        let answer = timeout_at(deadline, lease.connection()?.client.batch_execute(&begin));
+        let begin = format!("{}; set local synchronous_commit = on", self.inner.plan.begin);
+        let answer = timeout_at(deadline, lease.client()?.batch_execute(&begin));
         lease.check(answer.await, bound)?;
-        Ok(Tx { lease, named_statements: self.inner.connector.plan.named_statements })
+        Ok(Tx { lease, named_statements: self.inner.plan.named_statements })
     }
 
     /// Opens a connection outside the pool: for LISTEN, advisory locks and maintenance.
@@ -149,9 +166,12 @@ impl Db {
     /// As [`Db::query`].
     pub async fn dedicated(&self) -> Result<(Dedicated, Listener), StoreError> {
         let (sender, receiver) = mpsc::channel(NOTIFICATIONS_MAX);
-        let connection = self.inner.connector.connect(Some(sender)).await?;
-        let plan = Arc::clone(&self.inner.connector.plan);
-        let shared = Arc::clone(&self.inner.connector.application_name);
+        let Pool::Own { connector, .. } = &self.inner.pool else {
+            return Err(StoreError::Setting("the caller's pool has no connections outside of it".to_owned()));
+        };
+        let connection = connector.connect(Some(sender)).await?;
+        let plan = Arc::clone(&self.inner.plan);
+        let shared = Arc::clone(&connector.application_name);
         let name = Mutex::new(Arc::clone(&connection.name));
         let dedicated = Dedicated { connection: Some(connection), plan, spoiled: AtomicBool::new(false), shared, name };
         Ok((dedicated, Listener { receiver }))
@@ -161,36 +181,52 @@ impl Db {
     /// [`Dedicated::follow_name`].
     pub fn rename(&self, instance: &str, policy_hash: &str) {
         let name: Arc<str> = Arc::from(connect::application_name(instance, policy_hash));
-        let connector = &self.inner.connector;
-        *connector.application_name.write().expect("no code panics while it holds this lock") = Arc::clone(&name);
-        let _ = self.inner.pool.retain(|connected, _| connected.name == name);
+        if let Pool::Own { pool, connector } = &self.inner.pool {
+            *connector.application_name.write().expect("no code panics while it holds this lock") = Arc::clone(&name);
+            let _ = pool.retain(|connected, _| connected.name == name);
+        }
     }
 
     /// Whether a session's state outlives a transaction: LISTEN and advisory locks work only then.
     #[must_use]
     pub fn has_sessions(&self) -> bool {
-        self.inner.connector.plan.named_statements
+        self.inner.plan.named_statements
     }
 
     async fn lease(&self, deadline: Instant, bound: Duration) -> Result<Lease, StoreError> {
         let waiting_for = "a connection (all of database.pool_size are busy, or a new one is still being made)";
-        let object = match timeout_at(deadline, self.inner.pool.get()).await {
-            Ok(Ok(object)) => object,
-            Ok(Err(PoolError::Backend(error))) => return Err(error),
-            Ok(Err(PoolError::Timeout(_))) | Err(_) => return Err(StoreError::Timeout { waiting_for, bound }),
-            Ok(Err(error @ (PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_)))) => {
-                return Err(StoreError::Protocol(format!("the pool does not work: {error}")));
-            }
+        let unusable = |error: &dyn std::fmt::Display| StoreError::Protocol(format!("the pool does not work: {error}"));
+        let leased = match &self.inner.pool {
+            Pool::Own { pool, .. } => match timeout_at(deadline, pool.get()).await {
+                Ok(Ok(object)) => Leased::Own(object),
+                Ok(Err(PoolError::Backend(error))) => return Err(error),
+                Ok(Err(PoolError::Timeout(_))) | Err(_) => return Err(StoreError::Timeout { waiting_for, bound }),
+                Ok(Err(error @ (PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_)))) => {
+                    return Err(unusable(&error));
+                }
+            },
+            Pool::Callers(pool) => match timeout_at(deadline, pool.get()).await {
+                Ok(Ok(object)) => Leased::Callers(object),
+                Ok(Err(PoolError::Backend(error))) => {
+                    return Err(StoreError::connecting(&error, "the caller's pool"));
+                }
+                Ok(Err(PoolError::Timeout(_))) | Err(_) => return Err(StoreError::Timeout { waiting_for, bound }),
+                Ok(Err(error @ (PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_)))) => {
+                    return Err(unusable(&error));
+                }
+            },
         };
-        Ok(Lease { object: Some(object) })
+        Ok(Lease { leased: Some(leased) })
     }
 }
 
 impl std::fmt::Debug for Db {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Db")
-            .field("application_name", &name_of(&self.inner.connector.application_name))
-            .finish_non_exhaustive()
+        let name = match &self.inner.pool {
+            Pool::Own { connector, .. } => name_of(&connector.application_name),
+            Pool::Callers(_) => Arc::from("the caller's"),
+        };
+        f.debug_struct("Db").field("application_name", &name).finish_non_exhaustive()
     }
 }
 
@@ -206,7 +242,7 @@ impl Tx {
     /// # Errors
     /// [`StoreError`]; the transaction is then only good for being dropped.
     pub async fn query(&mut self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Vec<Row>, StoreError> {
-        let client = &self.lease.connection()?.client;
+        let client = self.lease.client()?;
         let answer = if self.named_statements {
             timeout(bound, query_named(client, sql, params)).await
         } else {
@@ -233,7 +269,7 @@ impl Tx {
     /// # Errors
     /// As [`Tx::query`].
     pub async fn execute(&mut self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
-        let client = &self.lease.connection()?.client;
+        let client = self.lease.client()?;
         let answer = if self.named_statements {
             timeout(bound, execute_named(client, sql, params)).await
         } else {
@@ -247,7 +283,7 @@ impl Tx {
     /// # Errors
     /// As [`Tx::query`]; after a timeout or a lost connection it is not known whether the transaction took effect.
     pub async fn commit(mut self, bound: Duration) -> Result<(), StoreError> {
-        let answer = timeout(bound, self.lease.connection()?.client.batch_execute("commit")).await;
+        let answer = timeout(bound, self.lease.client()?.batch_execute("commit")).await;
         self.lease.finish(answer, bound)
     }
 }
@@ -435,13 +471,19 @@ fn at_most_one(mut rows: Vec<Row>) -> Result<Option<Row>, StoreError> {
 
 /// A pooled connection while one caller uses it. Goes back to the pool only after a complete answer.
 struct Lease {
-    object: Option<managed::Object<Connector>>,
+    leased: Option<Leased>,
+}
+
+enum Leased {
+    Own(managed::Object<Connector>),
+    Callers(deadpool_postgres::Object),
 }
 
 impl Lease {
-    fn connection(&self) -> Result<&Connected, StoreError> {
-        match &self.object {
-            Some(object) => Ok(object),
+    fn client(&self) -> Result<&ClientWrapper, StoreError> {
+        match &self.leased {
+            Some(Leased::Own(object)) => Ok(&object.client),
+            Some(Leased::Callers(object)) => Ok(object),
             None => Err(StoreError::Closed("closed by an earlier error of this transaction".to_owned())),
         }
     }
@@ -458,13 +500,16 @@ impl Lease {
     /// Judges the last answer and gives the connection back.
     fn finish<T>(&mut self, answer: Answer<T>, bound: Duration) -> Result<T, StoreError> {
         let outcome = self.check(answer, bound);
-        drop(self.object.take());
+        drop(self.leased.take());
         outcome
     }
 
     fn discard(&mut self) {
-        if let Some(object) = self.object.take() {
-            managed::Object::take(object).abandon();
+        match self.leased.take() {
+            Some(Leased::Own(object)) => managed::Object::take(object).abandon(),
+            // How to ask the server to stop what runs on it only the caller's pool knows; `statement_timeout` ends it.
+            Some(Leased::Callers(object)) => drop(deadpool_postgres::Object::take(object)),
+            None => {}
         }
     }
 }

@@ -74,6 +74,17 @@ impl Store {
         Ok(Self::over(db, database, config))
     }
 
+    /// A store over a pool that belongs to somebody else: see [`Db::over`].
+    #[must_use]
+    pub fn over_pool(config: &Config, pool: deadpool_postgres::Pool) -> Self {
+        Self::over(Db::over(pool, &config.database), config.database.clone(), config)
+    }
+
+    /// Whether a session's state outlives a transaction: see [`Db::has_sessions`].
+    pub(crate) fn has_sessions(&self) -> bool {
+        self.db.has_sessions()
+    }
+
     /// A store for a command that only looks, over one connection: the server refuses every change, and ends a statement that takes
     /// longer than a person waits.
     ///

@@ -2,6 +2,7 @@
 
 mod bench;
 mod claim;
+mod conformance;
 mod crash;
 mod db;
 mod demo;
@@ -12,6 +13,7 @@ mod foreign;
 mod halt;
 mod http;
 mod late;
+mod library;
 mod maintenance;
 mod migrate;
 mod outage;
