@@ -339,7 +339,9 @@ fn judge_lane<'a>(
     arrived: &BTreeMap<String, (usize, usize)>,
     broken: &mut Vec<String>,
 ) {
-    let (mut pivot, mut last): (Option<&str>, Option<(usize, &str)>) = (None, None);
+    let mut pivot: Option<&str> = None;
+    // By destination and key: between partitions there is no order that could be read back.
+    let mut last: BTreeMap<(&str, &str), (usize, &str)> = BTreeMap::new();
     for message in lane {
         let id = message.message_id.as_str();
         let there = arrived.get(id).copied();
@@ -359,12 +361,14 @@ fn judge_lane<'a>(
         {
             broken.push(format!("{id}: delivered after {pivot}, which did not get through"));
         }
-        if let (Some((place, _)), Some((before, earlier))) = (there, last)
-            && place < before
-        {
-            broken.push(format!("{id}: lies before {earlier}, which is earlier in its lane"));
+        if let (Some((place, _)), Some(key)) = (there, message.message_key.as_deref()) {
+            match last.insert((&message.destination, key), (place, id)) {
+                Some((before, earlier)) if place < before => {
+                    broken.push(format!("{id}: lies before {earlier}, which is earlier in its lane"));
+                }
+                Some(_) | None => {}
+            }
         }
-        last = there.map(|(place, _)| (place, id)).or(last);
         if pivot.is_none() && !outcome.is_some_and(Outcome::lets_lane_go_on) {
             pivot = Some(id);
         }

@@ -18,7 +18,6 @@ use uuid::Uuid;
 
 use crate::support::database::{Database, Table, fresh_database};
 use crate::support::feed::{Feed, Order};
-use crate::support::session::Session;
 use crate::support::{LONG, wait_until_async};
 
 #[path = "../../examples/own_publisher.rs"]
@@ -74,7 +73,7 @@ async fn sent(database: &Database) -> String {
 
 fn feed(database: &Database, source: &str, rows: usize) -> Feed {
     let mut feed = Feed::new(source, "anywhere", Order::Key);
-    feed.insert(database, rows, 7);
+    database.execute(&feed.statement(rows, 7));
     feed
 }
 
@@ -102,9 +101,8 @@ async fn library_two_relays_live_in_one_process_and_stop_apart() {
     a.stop();
     let (ended, again) = tokio::join!(a.done(), a.done());
     assert_eq!((ended, again), (End::Stopped { clean: true }, End::Stopped { clean: true }));
-    let mut more = Session::open(&other);
     let mut second = second;
-    second.insert_in(&mut more, 20, 7);
+    other.execute(&second.statement(20, 7));
     b.wake(Some("second"));
     b.wake(Some("nobody"));
     b.wake(None);
@@ -216,7 +214,7 @@ async fn library_names_every_setting_that_cannot_be() {
     let database = fresh_database(Table::None);
     let relay = Relay::builder(Inbox::default().publisher()).pool(pool(&database)).build().expect("built");
     let error = relay.pass_once().await.expect_err("no table").to_string();
-    assert!(error.contains("keiro_outbox"), "{error}");
+    assert!(error.contains("keiro-relay migrate"), "{error}");
     assert!(matches!(relay.spawn().done().await, End::Schema(_)));
 }
 
