@@ -265,7 +265,7 @@ impl Checks<'_> {
         let mut broken = Vec::new();
         let arrived = self.arrived().await;
         for (message, outcome) in &self.seen {
-            let there = arrived.get(message.message_id.as_str()).is_some();
+            let there = arrived.contains_key(message.message_id.as_str());
             if matches!(outcome, Outcome::NotSent(_) | Outcome::Failed { .. }) && there {
                 broken.push(format!("{}: arrived although it was said not to have been sent", message.message_id));
             }

@@ -741,6 +741,7 @@ pub struct Snapshot {
 
 /// Whether the process should be left running (body of `/livez`).
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Liveness {
     /// No loop is stuck.
     pub live: bool,
@@ -752,6 +753,7 @@ pub struct Liveness {
 
 /// A loop that is silent for too long.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Stuck {
     /// The loop.
     #[serde(rename = "loop")]
@@ -766,6 +768,7 @@ pub struct Stuck {
 
 /// Whether the relay does its work (body of `/readyz`).
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Readiness {
     /// No check stands against it.
     pub ready: bool,
@@ -779,6 +782,7 @@ pub struct Readiness {
 
 /// One reason to be not ready.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct NotReady {
     /// Which check.
     pub check: &'static str,
@@ -790,6 +794,7 @@ pub struct NotReady {
 
 /// One check.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CheckReport {
     /// `ok`, `failed` or `unknown`.
     pub state: &'static str,
@@ -970,6 +975,7 @@ impl Snapshot {
 
 /// Body of `/status`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Status {
     /// `[relay] instance`.
     pub instance: String,
@@ -1044,6 +1050,7 @@ impl ConfigState {
 
 /// One source in `/status`. Counts are `null` before the first sample.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct SourceReport {
     /// Its name.
     pub source: String,
@@ -1083,6 +1090,7 @@ pub struct SourceReport {
 
 /// How a source is halted.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct HaltReport {
     /// See [`HaltKind`].
     pub kind: &'static str,
@@ -1094,6 +1102,7 @@ pub struct HaltReport {
 
 /// The last thing that went wrong.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct ErrorReport {
     /// What.
     pub error: String,
@@ -1103,6 +1112,7 @@ pub struct ErrorReport {
 
 /// A parked topic.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct ParkedReport {
     /// The topic.
     pub topic: String,
@@ -1116,6 +1126,7 @@ pub struct ParkedReport {
 
 /// A state change.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct RecentReport {
     /// When.
     pub at: String,

@@ -52,6 +52,7 @@ impl SampleRows {
 
 /// What one tick did.
 #[derive(Debug, Default, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct MaintenanceSummary {
     /// Rows freed from expired leases.
     pub requeued: u64,

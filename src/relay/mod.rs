@@ -265,6 +265,7 @@ pub enum DrainError {
 
 /// What `drain` did.
 #[derive(Debug, Default, Clone, Serialize)]
+#[non_exhaustive]
 pub struct DrainReport {
     /// Rows claimed.
     pub claimed: u64,
@@ -298,6 +299,7 @@ pub struct DrainReport {
 
 /// A halted source in `drain --json`.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct HaltedOn {
     /// The source.
     pub source: String,

@@ -45,6 +45,7 @@ pub(super) struct Report {
 
 /// Counts of one pass or many.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PassSummary {
     /// Rows claimed.
     pub claimed: u64,

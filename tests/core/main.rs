@@ -17,6 +17,7 @@ mod partition;
 mod pipeline;
 mod plan;
 mod record;
+mod reload;
 mod sweep;
 mod table_sql;
 mod telemetry;
