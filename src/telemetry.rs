@@ -20,6 +20,7 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::reload;
 use uuid::Uuid;
 
 use crate::config;
@@ -308,6 +309,8 @@ struct Inner {
     retention_deleted: IntCounter,
     last_success: GaugeVec,
     policy_info: IntGaugeVec,
+    config_reload_successful: IntGauge,
+    config_reload_timestamp: Gauge,
     table_dead_tuples: IntGauge,
     oldest_transaction: Gauge,
     repeats: Mutex<Repeats<RepeatKey>>,
@@ -512,6 +515,20 @@ impl Metrics {
                 "1; the hash is the same for relays with the same policies.",
                 &["hash"],
             ),
+            config_reload_successful: register(
+                r,
+                IntGauge::new(
+                    "keiro_relay_config_last_reload_successful",
+                    "Whether the configuration could be used when it was last read.",
+                ),
+            ),
+            config_reload_timestamp: register(
+                r,
+                Gauge::new(
+                    "keiro_relay_config_last_reload_success_timestamp_seconds",
+                    "When a configuration was last read that could be used.",
+                ),
+            ),
             sources: RwLock::default(),
             topics: Mutex::default(),
             repeats: Mutex::new(Repeats::new(REPEAT_EVERY, REPEAT_KEYS_MAX)),
@@ -622,6 +639,15 @@ impl Metrics {
     pub fn policy(&self, hash: &str) {
         self.0.policy_info.reset();
         self.0.policy_info.with_label_values(&[hash]).set(1);
+    }
+
+    /// Notes that a configuration was read just now, and whether it could be used.
+    pub fn config_loaded(&self, successful: bool) {
+        self.0.config_reload_successful.set(i64::from(successful));
+        if successful {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.0.config_reload_timestamp.set(now.as_secs_f64());
+        }
     }
 
     /// Returns all metrics in Prometheus' text format (version 0.0.4).
@@ -1205,13 +1231,34 @@ pub fn clean(text: &str) -> String {
     clean
 }
 
+/// The log level of this process, which may change while it runs. Cheap to clone.
+#[derive(Clone)]
+pub struct LogLevel(reload::Handle<EnvFilter, tracing_subscriber::Registry>);
+
+impl LogLevel {
+    /// Lets other lines through from now on.
+    ///
+    /// # Errors
+    /// Says what is wrong with `log.level`; nothing was changed then.
+    pub fn set(&self, log: &config::Log) -> Result<(), String> {
+        self.0.reload(filter(log)?).map_err(|error| format!("the log level cannot be changed: {error}"))
+    }
+}
+
+impl fmt::Debug for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LogLevel")
+    }
+}
+
 /// Sends log lines of this process to standard error, as configured. For the binary only: it can be done once.
 ///
 /// # Errors
 /// Says what is wrong with `log.level`, or that a subscriber is installed already.
-pub fn init_tracing(log: &config::Log, instance: &str) -> Result<(), String> {
-    let dispatch = tracing_dispatch(log, instance, std::io::stderr)?;
-    tracing::dispatcher::set_global_default(dispatch).map_err(|error| format!("logging cannot be set up: {error}"))
+pub fn init_tracing(log: &config::Log, instance: &str) -> Result<LogLevel, String> {
+    let (dispatch, level) = subscriber(log, instance, std::io::stderr)?;
+    tracing::dispatcher::set_global_default(dispatch).map_err(|error| format!("logging cannot be set up: {error}"))?;
+    Ok(level)
 }
 
 /// The subscriber of [`init_tracing`], writing somewhere else.
@@ -1222,18 +1269,29 @@ pub fn tracing_dispatch<W>(log: &config::Log, instance: &str, writer: W) -> Resu
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
+    subscriber(log, instance, writer).map(|(dispatch, _)| dispatch)
+}
+
+fn filter(log: &config::Log) -> Result<EnvFilter, String> {
     // A bare level is meant for us: at `debug` the libraries would drown our lines.
     let directives = match log.level.parse::<LevelFilter>() {
         Ok(level) => format!("warn,keiro_relay={level}"),
         Err(_) => log.level.clone(),
     };
-    let filter = EnvFilter::builder()
+    EnvFilter::builder()
         .parse(directives)
-        .map_err(|error| format!("log.level \"{}\" is no level or filter: {error}", log.level))?;
+        .map_err(|error| format!("log.level \"{}\" is no level or filter: {error}", log.level))
+}
+
+fn subscriber<W>(log: &config::Log, instance: &str, writer: W) -> Result<(Dispatch, LogLevel), String>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let (filter, handle) = reload::Layer::new(filter(log)?);
     let instance = instance.to_owned();
     let registry = tracing_subscriber::registry().with(filter);
     let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(writer);
-    Ok(match log.format {
+    let dispatch = match log.format {
         config::LogFormat::Json => {
             let format = tracing_subscriber::fmt::format().json().flatten_event(true);
             Dispatch::new(registry.with(layer.json().event_format(WithInstance { format, instance, json: true })))
@@ -1242,7 +1300,8 @@ where
             let format = tracing_subscriber::fmt::format().with_ansi(false);
             Dispatch::new(registry.with(layer.event_format(WithInstance { format, instance, json: false })))
         }
-    })
+    };
+    Ok((dispatch, LogLevel(handle)))
 }
 
 /// Adds the instance to every line: the library puts shared fields on spans only, and our tasks and threads share none.

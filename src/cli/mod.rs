@@ -12,6 +12,7 @@ pub mod health;
 pub mod migrate;
 mod operator;
 mod pause;
+mod reload;
 pub mod rows;
 mod run;
 mod status;
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{Config, Overrides, environment};
+use crate::config::{Config, Loaded, Overrides, environment};
 use crate::store::{Db, Profile};
 
 /// Done.
@@ -304,7 +305,9 @@ fn dispatch(cli: Cli) -> u8 {
                 ConfigCommand::Print => written(config::print(path, environment, flags, &mut out, &mut err)),
             }
         }
-        Command::Run => with_config(&global, run::run),
+        Command::Run => with_loaded(&global, |loaded| {
+            run::run(reload::Origin { path: global.config.clone(), flags: global.overrides(), loaded })
+        }),
         Command::Drain { json } => with_config(&global, |config| run::drain(config, json)),
         Command::Migrate { profile, dry_run } => {
             let profile = profile.map(|profile| match profile {
@@ -430,12 +433,17 @@ fn written(result: io::Result<u8>) -> u8 {
 
 /// Loads the configuration, or prints every problem and returns 78.
 fn with_config(global: &Global, command: impl FnOnce(Config) -> u8) -> u8 {
+    with_loaded(global, |loaded| command(loaded.config))
+}
+
+/// [`with_config`], with where each value comes from.
+fn with_loaded(global: &Global, command: impl FnOnce(Loaded) -> u8) -> u8 {
     match Config::load(global.path(), environment(), global.overrides()) {
         Ok(loaded) => {
             for warning in &loaded.warnings {
                 complain(&format!("warning: {warning}"));
             }
-            command(loaded.config)
+            command(loaded)
         }
         Err(problems) => {
             complain(&problems.to_string());

@@ -8,6 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use super::reload::{self, Origin};
 use super::{EXIT_BUG, EXIT_CONFIG, EXIT_FAILED, EXIT_OK, complain, say};
 use crate::config::Config;
 use crate::http::Server;
@@ -16,14 +17,18 @@ use crate::publish::kafka::KafkaPublisher;
 use crate::relay::health::{Board, Identity, Limits};
 use crate::relay::{DrainError, DrainReport, End, Relay};
 use crate::store::{Store, StoreError};
-use crate::telemetry::{self, Metrics};
+use crate::telemetry::{self, LogLevel, Metrics};
 
 /// Relays until stopped.
-pub(super) fn run(config: Config) -> u8 {
-    if let Err(problem) = telemetry::init_tracing(&config.log, &config.relay.instance) {
-        complain(&format!("configuration: {problem}"));
-        return EXIT_CONFIG;
-    }
+pub(super) fn run(origin: Origin) -> u8 {
+    let config = origin.loaded.config.clone();
+    let level = match telemetry::init_tracing(&config.log, &config.relay.instance) {
+        Ok(level) => level,
+        Err(problem) => {
+            complain(&format!("configuration: {problem}"));
+            return EXIT_CONFIG;
+        }
+    };
     // A panic must be seen in the log, with the instance, wherever it happens.
     let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -37,17 +42,24 @@ pub(super) fn run(config: Config) -> u8 {
             return EXIT_FAILED;
         }
     };
-    let code = runtime.block_on(run_until_stopped(config));
+    let code = runtime.block_on(run_until_stopped(config, origin, level));
     // Blocking calls into librdkafka that hang must not keep the process.
     runtime.shutdown_background();
     code
 }
 
-async fn run_until_stopped(config: Config) -> u8 {
+async fn run_until_stopped(config: Config, origin: Origin, level: LogLevel) -> u8 {
     let signals = match Signals::catch() {
         Ok(signals) => signals,
         Err(error) => {
             complain(&error);
+            return EXIT_FAILED;
+        }
+    };
+    let hangup = match signal(SignalKind::hangup()) {
+        Ok(hangup) => hangup,
+        Err(error) => {
+            complain(&format!("signals cannot be caught: {error}"));
             return EXIT_FAILED;
         }
     };
@@ -68,6 +80,7 @@ async fn run_until_stopped(config: Config) -> u8 {
         }
     };
     signals.stop(relay.stop_token());
+    tokio::spawn(reload::follow(hangup, origin, relay.handle(), level));
     let code = match relay.run().await {
         End::Stopped { .. } => EXIT_OK,
         End::Schema(problems) => {

@@ -48,6 +48,25 @@ impl Database {
     }
 }
 
+impl Database {
+    /// Takes over a connection URL, whose `sslmode` sets `tls.mode`.
+    ///
+    /// # Errors
+    /// It is no URL that can be used; nothing of it is shown.
+    pub fn set_url(&mut self, url: &str) -> Result<(), SettingError> {
+        let split = split_url(url.trim()).map_err(|text| SettingError {
+            setting: "database.url".to_owned(),
+            value: quoted("***"),
+            text,
+        })?;
+        if let Some(mode) = split.mode {
+            self.tls.mode = mode;
+        }
+        (self.url, self.url_file) = (split.url, None);
+        Ok(())
+    }
+}
+
 /// The text for a URL whose `sslmode` contradicts `[database.tls]`.
 pub(super) fn tls_conflict(url: TlsMode, section: TlsMode) -> String {
     format!("the URL's sslmode={} contradicts database.tls.mode = \"{}\": keep one of them", url.name(), section.name())

@@ -12,6 +12,7 @@
 //!   is a dot. `KEIRO_RELAY__KAFKA__PROPERTIES='{ "sasl.password" = "…" }'` works too.
 //! - Durations and sizes have a unit ("2s", "8MiB"); what can be switched off is "off"; a number is a number.
 
+mod changes;
 mod database;
 mod kafka;
 mod layers;
@@ -30,6 +31,7 @@ use crate::domain::backoff::{Backoff, BackoffKind};
 use crate::domain::limits::Limits;
 use crate::domain::policy::{OnHalt, Policy, SourceRules};
 
+pub use changes::{Change, When};
 pub use database::Connection;
 pub use load::{ConfigFile, DEFAULT_FILES, Loaded, Overrides, environment};
 pub(crate) use problems::nearest;
@@ -312,6 +314,23 @@ impl fmt::Debug for Secret {
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
+    }
+}
+
+/// The defaults of the product; the database's URL and the brokers have none.
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            database: Database::default(),
+            kafka: Kafka::default(),
+            relay: Relay::default(),
+            defaults: default_rules(),
+            sources: BTreeMap::new(),
+            limits: Limits::default(),
+            maintenance: Maintenance::default(),
+            http: Http::default(),
+            log: Log::default(),
+        }
     }
 }
 

@@ -8,88 +8,106 @@ use std::time::Duration;
 
 use super::problems::{Origin, dotted, key, quoted};
 use super::read::{duration_text, size_text};
-use super::{Loaded, kind_name};
-use crate::domain::policy::SourceRules;
+use super::{Config, ConfigFile, Database, Kafka, Loaded, Overrides, Problems, Relay, Secret, kind_name};
+use crate::domain::policy::{Policy, SourceRules};
 
 const HIDDEN: &str = "\"***\"";
 
 /// One value as TOML, or why there is none.
-enum Printed {
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Printed {
+    /// Shown as it is.
     Value(String),
+    /// Shown as `"***"`; kept so that a change of it is noticed.
+    Hidden(Secret),
     /// Nobody set it and it has no default.
     Unset,
 }
 
-use Printed::{Unset, Value};
+use Printed::{Hidden, Unset, Value};
+
+impl Printed {
+    /// What may be shown of it.
+    pub(super) fn shown(&self) -> &str {
+        match self {
+            Value(value) => value,
+            Hidden(_) => HIDDEN,
+            Unset => "not set",
+        }
+    }
+}
+
+/// One section: its path, and its keys in order.
+pub(super) type Section = (Vec<String>, Vec<(String, Printed)>);
+
+/// Every setting of a configuration, section by section. `on_halt_is_set` says whether a section set `on_halt` itself.
+pub(super) fn sections(config: &Config, on_halt_is_set: impl Fn(&[&str]) -> bool) -> Vec<Section> {
+    let mut sections = Sections { list: Vec::new() };
+    sections.database(&config.database);
+    sections.kafka(&config.kafka);
+    sections.relay(&config.relay);
+    sections.rules(&["defaults"], &config.defaults, &on_halt_is_set);
+    for (source_name, rules) in &config.sources {
+        sections.rules(&["sources", source_name], rules, &on_halt_is_set);
+    }
+    let limits = &config.limits;
+    sections.add(
+        &["limits"],
+        &[
+            ("payload_bytes_max", size(limits.payload_bytes_max)),
+            ("attributes_bytes_max", size(limits.attributes_bytes_max)),
+        ],
+    );
+    let maintenance = &config.maintenance;
+    sections.add(
+        &["maintenance"],
+        &[("interval", duration(maintenance.interval)), ("retention", duration_or_off(maintenance.retention))],
+    );
+    sections.add(&["http"], &[("listen", text(&config.http.listen.to_string()))]);
+    sections.add(&["log"], &[("format", text(config.log.format.name())), ("level", text(&config.log.level))]);
+    sections.list
+}
 
 impl Loaded {
     /// The configuration in force, as TOML; secrets are `"***"`, and a comment says where each value comes from.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        let mut page = Page { loaded: self, text: String::new() };
+        let mut page = String::new();
         let file = self.file.as_ref().map_or("none".to_owned(), |file| file.display().to_string());
-        let _ = writeln!(page.text, "# In force. File: {file}. Policy hash: {}.", self.config.policy_hash());
-        let _ = writeln!(page.text, "# Secrets and librdkafka's properties are shown as ***.");
-        page.database();
-        page.kafka();
-        page.relay();
-        page.rules(&["defaults"], &self.config.defaults);
-        for (source_name, rules) in &self.config.sources {
-            page.rules(&["sources", source_name], rules);
-        }
-        let limits = &self.config.limits;
-        page.section(
-            &["limits"],
-            &[
-                ("payload_bytes_max", size(limits.payload_bytes_max)),
-                ("attributes_bytes_max", size(limits.attributes_bytes_max)),
-            ],
-        );
-        let maintenance = &self.config.maintenance;
-        page.section(
-            &["maintenance"],
-            &[("interval", duration(maintenance.interval)), ("retention", duration_or_off(maintenance.retention))],
-        );
-        page.section(&["http"], &[("listen", text(&self.config.http.listen.to_string()))]);
-        let log = &self.config.log;
-        page.section(&["log"], &[("format", text(log.format.name())), ("level", text(&log.level))]);
-        page.text
-    }
-}
-
-struct Page<'a> {
-    loaded: &'a Loaded,
-    text: String,
-}
-
-impl Page<'_> {
-    fn section(&mut self, section: &[&str], entries: &[(&str, Printed)]) {
-        let _ = writeln!(self.text, "\n[{}]", dotted(section));
-        for (name, printed) in entries {
-            match printed {
-                Value(value) => {
-                    let origin = self.origin(section, name);
-                    let _ = writeln!(self.text, "{} = {value}  # {origin}", key(name));
-                }
-                Unset => {
-                    let _ = writeln!(self.text, "# {} is not set", key(name));
+        let _ = writeln!(page, "# In force. File: {file}. Policy hash: {}.", self.config.policy_hash());
+        let _ = writeln!(page, "# Secrets and librdkafka's properties are shown as ***.");
+        // Where nothing halts, the key is a problem, and this page must load again; a section that set it may.
+        let own = |section: &[&str]| self.origin(&[section, &["on_halt"][..]].concat()) != Origin::Default;
+        for (section, entries) in sections(&self.config, own) {
+            let section: Vec<&str> = section.iter().map(String::as_str).collect();
+            let _ = writeln!(page, "\n[{}]", dotted(&section));
+            for (name, printed) in &entries {
+                match printed {
+                    Value(_) | Hidden(_) => {
+                        let origin = self.shown_origin(&section, name);
+                        let _ = writeln!(page, "{} = {}  # {origin}", key(name), printed.shown());
+                    }
+                    Unset => {
+                        let _ = writeln!(page, "# {} is not set", key(name));
+                    }
                 }
             }
         }
+        page
     }
 
     /// A source has from `[defaults]` what it does not say itself.
-    fn origin(&self, section: &[&str], name: &str) -> String {
-        let own = self.loaded.origin(&[section, &[name][..]].concat());
+    fn shown_origin(&self, section: &[&str], name: &str) -> String {
+        let own = self.origin(&[section, &[name][..]].concat());
         match (own, section) {
             (Origin::Default, ["sources", _, rest @ ..]) => {
-                let inherited = self.loaded.origin(&[&["defaults"][..], rest, &[name][..]].concat());
+                let inherited = self.origin(&[&["defaults"][..], rest, &[name][..]].concat());
                 format!("[defaults], {inherited}")
             }
             // The mode that a URL's sslmode asked for.
             (Origin::Default, ["database", "tls"]) if name == "mode" => {
                 let default = super::Tls::default().mode;
-                if self.loaded.config.database.tls.mode == default {
+                if self.config.database.tls.mode == default {
                     "default".to_owned()
                 } else {
                     "the URL's sslmode".to_owned()
@@ -98,16 +116,59 @@ impl Page<'_> {
             (own, _) => own.to_string(),
         }
     }
+}
 
-    fn database(&mut self) {
-        let database = &self.loaded.config.database;
-        let url = if database.url_file.is_some() { Unset } else { Value(HIDDEN.to_owned()) };
-        self.section(
+impl Config {
+    /// Checks a configuration that a program put together: the ranges and relations that a file's would have to keep. Servers, secrets
+    /// and librdkafka's properties are left to whoever uses them.
+    ///
+    /// # Errors
+    /// Every problem.
+    pub fn check(&self) -> Result<(), Problems> {
+        // There is one reader that knows every range: it is given what it would have read.
+        let mut file = String::new();
+        for (section, entries) in sections(self, |_| false) {
+            let section: Vec<&str> = section.iter().map(String::as_str).collect();
+            let given: &[(&str, &str)] = match section[..] {
+                ["database"] => &[("url", "\"postgres://somebody@somewhere/database\"")],
+                ["kafka"] => &[("brokers", "[\"somewhere:9092\"]")],
+                ["database" | "kafka", _] => continue,
+                _ => &[],
+            };
+            let _ = writeln!(file, "[{}]", dotted(&section));
+            for (name, value) in given {
+                let _ = writeln!(file, "{name} = {value}");
+            }
+            for (name, printed) in &entries {
+                let left_out = ["url", "url_file", "password_file", "brokers"];
+                if let (Value(value), false) = (printed, left_out.contains(&name.as_str())) {
+                    let _ = writeln!(file, "{} = {value}", key(name));
+                }
+            }
+        }
+        let file = ConfigFile::Text { name: "the program's settings", text: &file };
+        Loaded::from(file, [], Overrides::new()).map(drop)
+    }
+}
+
+struct Sections {
+    list: Vec<Section>,
+}
+
+impl Sections {
+    fn add(&mut self, section: &[&str], entries: &[(&str, Printed)]) {
+        let section = section.iter().map(|name| (*name).to_owned()).collect();
+        self.list.push((section, entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()));
+    }
+
+    fn database(&mut self, database: &Database) {
+        let url = if database.url_file.is_some() { Unset } else { Hidden(database.url.clone()) };
+        self.add(
             &["database"],
             &[
                 ("url", url),
                 ("url_file", path(database.url_file.as_deref())),
-                ("password", database.password.as_ref().map_or(Unset, |_| Value(HIDDEN.to_owned()))),
+                ("password", database.password.clone().map_or(Unset, Hidden)),
                 ("password_file", path(database.password_file.as_deref())),
                 ("schema", text(&database.schema)),
                 ("table", text(&database.table)),
@@ -119,7 +180,7 @@ impl Page<'_> {
             ],
         );
         let tls = &database.tls;
-        self.section(
+        self.add(
             &["database", "tls"],
             &[
                 ("mode", text(tls.mode.name())),
@@ -130,10 +191,9 @@ impl Page<'_> {
         );
     }
 
-    fn kafka(&mut self) {
-        let kafka = &self.loaded.config.kafka;
+    fn kafka(&mut self, kafka: &Kafka) {
         let brokers: Vec<_> = kafka.brokers.iter().map(|broker| quoted(broker)).collect();
-        self.section(
+        self.add(
             &["kafka"],
             &[
                 ("brokers", Value(format!("[{}]", brokers.join(", ")))),
@@ -143,15 +203,14 @@ impl Page<'_> {
         );
         let defaults = kafka.default_properties();
         let mut properties: Vec<(&str, Printed)> = defaults.iter().map(|(name, value)| (*name, text(value))).collect();
-        properties.extend(kafka.properties.keys().map(|name| (name.as_str(), Value(HIDDEN.to_owned()))));
-        self.section(&["kafka", "properties"], &properties);
+        properties.extend(kafka.properties.iter().map(|(name, value)| (name.as_str(), Hidden(value.clone()))));
+        self.add(&["kafka", "properties"], &properties);
         let files: Vec<_> = kafka.property_files.iter().map(|(name, file)| (name.as_str(), path(Some(file)))).collect();
-        self.section(&["kafka", "property_files"], &files);
+        self.add(&["kafka", "property_files"], &files);
     }
 
-    fn relay(&mut self) {
-        let relay = &self.loaded.config.relay;
-        self.section(
+    fn relay(&mut self, relay: &Relay) {
+        self.add(
             &["relay"],
             &[
                 ("instance", text(&relay.instance)),
@@ -170,12 +229,13 @@ impl Page<'_> {
         );
     }
 
-    fn rules(&mut self, section: &[&str], rules: &SourceRules) {
-        use crate::domain::policy::Policy;
-        // Where nothing halts, the key is a problem, and this page must load again; a section that set it may.
-        let own = self.loaded.origin(&[section, &["on_halt"][..]].concat()) != Origin::Default;
-        let on_halt = if own || rules.policy == Policy::StopTheLine { text(rules.on_halt.name()) } else { Unset };
-        self.section(
+    fn rules(&mut self, section: &[&str], rules: &SourceRules, on_halt_is_set: &impl Fn(&[&str]) -> bool) {
+        let on_halt = if on_halt_is_set(section) || rules.policy == Policy::StopTheLine {
+            text(rules.on_halt.name())
+        } else {
+            Unset
+        };
+        self.add(
             section,
             &[
                 ("policy", text(rules.policy.name())),
@@ -184,7 +244,7 @@ impl Page<'_> {
             ],
         );
         let backoff = &rules.backoff;
-        self.section(
+        self.add(
             &[section, &["backoff"][..]].concat(),
             &[
                 ("kind", text(kind_name(backoff.kind))),

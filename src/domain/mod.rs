@@ -13,5 +13,6 @@ pub mod pause;
 pub mod plan;
 pub mod policy;
 pub mod record;
+pub mod retry;
 pub mod sweep;
 pub mod verify;

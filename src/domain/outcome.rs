@@ -29,6 +29,29 @@ pub enum Outcome {
     NotSent(Setback),
 }
 
+impl Outcome {
+    /// Acknowledged, by a broker without partitions and offsets.
+    #[must_use]
+    pub fn acked() -> Self {
+        Self::Acked { partition: -1, offset: -1, maybe_twice: false }
+    }
+
+    /// Not written; spends an attempt. The text starts with a stable code word.
+    #[must_use]
+    pub fn failed(error: impl Into<String>) -> Self {
+        Self::Failed { error: error.into() }
+    }
+
+    /// Whether the next record of the lane may be handed over: this one was written, or never will be.
+    #[must_use]
+    pub fn lets_lane_go_on(&self) -> bool {
+        match self {
+            Self::Acked { .. } | Self::Rejected(_) => true,
+            Self::Failed { .. } | Self::Unknown(_) | Self::NotSent(_) => false,
+        }
+    }
+}
+
 /// Why a row can never be accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
@@ -99,6 +122,14 @@ pub struct Setback {
     pub error: String,
     /// How long the row rests before it is due again (ignored for [`Blame::Row`], which backs off by its attempts).
     pub pause: Duration,
+}
+
+impl Setback {
+    /// Makes a setback.
+    #[must_use]
+    pub fn new(blame: Blame, error: impl Into<String>, pause: Duration) -> Self {
+        Self { blame, error: error.into(), pause }
+    }
 }
 
 /// Whose fault it is that a row got no verdict (design §3, "Whose fault?").

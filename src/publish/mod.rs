@@ -2,18 +2,23 @@
 //!
 //! Nothing here ever touches the database, and what happens to a row is never an `Err` but an [`Outcome`].
 
+pub mod conformance;
+mod each;
 pub mod kafka;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures_util::future::BoxFuture;
+pub use each::{Each, each};
+pub use futures_util::future::BoxFuture;
+
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::domain::message::Message;
 use crate::domain::outcome::Outcome;
-use crate::domain::plan::Plan;
+use crate::domain::plan::{self, Plan};
+use crate::domain::policy::Policy;
 
 /// One claim on its way to the broker.
 #[derive(Debug, Clone)]
@@ -28,6 +33,21 @@ pub struct Batch {
     pub deadline: Instant,
     /// Cancelled when the relay stops: hand over no further record; those in flight may finish until `deadline` or the stop's own.
     pub stop: CancellationToken,
+}
+
+impl Batch {
+    /// A batch as a pass would make it of rows in claim order, with nobody who stops it.
+    #[must_use]
+    pub fn new(policy: Policy, messages: Vec<Message>, deadline: Instant) -> Self {
+        let plan = Arc::new(plan::plan(policy, &messages));
+        Self {
+            messages: messages.into(),
+            plan,
+            one_at_a_time: policy == Policy::StopTheLine,
+            deadline,
+            stop: CancellationToken::new(),
+        }
+    }
 }
 
 /// Rows in, one outcome per row out.
@@ -56,11 +76,50 @@ pub trait Publisher: Send + Sync + 'static {
     }
 }
 
-/// Why a whole call failed.
+/// A publisher that is shared is one as well.
+impl<P: Publisher + ?Sized> Publisher for Arc<P> {
+    fn publish<'a>(&'a self, batch: &'a Batch) -> BoxFuture<'a, Result<Vec<(Uuid, Outcome)>, PublishError>> {
+        (**self).publish(batch)
+    }
+
+    fn health(&self) -> BrokerHealth {
+        (**self).health()
+    }
+
+    fn probe(&self) -> BoxFuture<'_, Result<(), PublishError>> {
+        (**self).probe()
+    }
+
+    fn close(&self, deadline: Instant) -> BoxFuture<'_, ()> {
+        (**self).close(deadline)
+    }
+}
+
+/// Why a whole call failed. Its text begins with a stable code word and holds nothing of any row.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("{0}")]
+#[error("{text}")]
 #[non_exhaustive]
-pub struct PublishError(pub String);
+pub struct PublishError {
+    /// Text for the log and for `last_error`.
+    pub text: String,
+    /// The error behind it, which a classifier may look at.
+    #[source]
+    pub cause: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl PublishError {
+    /// An error that is all text.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), cause: None }
+    }
+
+    /// An error with another one behind it.
+    #[must_use]
+    pub fn caused_by(text: impl Into<String>, cause: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self { text: text.into(), cause: Some(Arc::new(cause)) }
+    }
+}
 
 /// What a publisher knows of its broker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -181,6 +181,7 @@ struct State {
     pauses_changed_at: Option<Moment>,
     recent: VecDeque<Recent>,
     stopping: Option<Moment>,
+    config: ConfigState,
     /// Lines about a reason that changed while its check stays lost.
     rewordings: Repeats<Dependency>,
 }
@@ -240,6 +241,19 @@ struct Parked {
     probe_at: Instant,
 }
 
+/// Which configuration is in force, and what became of the last attempt to read another.
+#[derive(Debug, Clone)]
+struct ConfigState {
+    hash: String,
+    policy_hash: String,
+    /// 1 is what the relay was started with.
+    generation: u64,
+    in_force_since: Moment,
+    /// When it was last read again, and whether that succeeded.
+    reload: Option<(Moment, bool)>,
+    needs_restart: Vec<String>,
+}
+
 #[derive(Debug, Clone)]
 struct Recent {
     at: Moment,
@@ -277,6 +291,7 @@ impl Board {
     ) -> Self {
         let started = clock();
         metrics.policy(&identity.policy_hash);
+        metrics.config_loaded(true);
         let unknown = |dependency: Dependency| {
             let text = format!("the {} has not been checked yet", dependency.name());
             (dependency, Check { standing: Standing::Unknown(text), since: started })
@@ -291,6 +306,14 @@ impl Board {
             pauses_changed_at: None,
             recent: VecDeque::new(),
             stopping: None,
+            config: ConfigState {
+                hash: String::new(),
+                policy_hash: identity.policy_hash.clone(),
+                generation: 1,
+                in_force_since: started,
+                reload: None,
+                needs_restart: Vec::new(),
+            },
             rewordings: Repeats::new(REPEAT_EVERY, Dependency::ALL.len()),
         };
         state.changed(started, StateChange::Started);
@@ -505,6 +528,32 @@ impl Board {
         self.0.metrics.in_flight(rows, bytes);
     }
 
+    /// The hash of the configuration the relay was started with.
+    pub fn configured(&self, hash: String) {
+        lock(&self.0.state).config.hash = hash;
+    }
+
+    /// Another configuration is in force, but for the settings that need a restart.
+    pub fn reconfigured(&self, hash: String, policy_hash: String, needs_restart: Vec<String>) {
+        let now = self.now();
+        self.0.metrics.policy(&policy_hash);
+        self.0.metrics.config_loaded(true);
+        let config = &mut lock(&self.0.state).config;
+        if config.hash != hash {
+            config.generation += 1;
+            config.in_force_since = now;
+        }
+        (config.hash, config.policy_hash, config.needs_restart) = (hash, policy_hash, needs_restart);
+        config.reload = Some((now, true));
+    }
+
+    /// A configuration was refused as a whole: the one before stays in force.
+    pub fn reload_failed(&self) {
+        let now = self.now();
+        self.0.metrics.config_loaded(false);
+        lock(&self.0.state).config.reload = Some((now, false));
+    }
+
     /// The relay was told to stop: alive, but not ready any more.
     pub fn stopping(&self) {
         let now = self.now();
@@ -538,6 +587,7 @@ impl Board {
             pauses_changed_at: state.pauses_changed_at,
             recent: state.recent.iter().cloned().collect(),
             stopping: state.stopping,
+            config: state.config.clone(),
             loops,
             in_flight_rows: self.0.in_flight_rows.load(Ordering::Relaxed),
             in_flight_bytes: self.0.in_flight_bytes.load(Ordering::Relaxed),
@@ -683,6 +733,7 @@ pub struct Snapshot {
     pauses_changed_at: Option<Moment>,
     recent: Vec<Recent>,
     stopping: Option<Moment>,
+    config: ConfigState,
     loops: Vec<Silence>,
     in_flight_rows: u64,
     in_flight_bytes: u64,
@@ -690,6 +741,7 @@ pub struct Snapshot {
 
 /// Whether the process should be left running (body of `/livez`).
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Liveness {
     /// No loop is stuck.
     pub live: bool,
@@ -701,6 +753,7 @@ pub struct Liveness {
 
 /// A loop that is silent for too long.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Stuck {
     /// The loop.
     #[serde(rename = "loop")]
@@ -715,6 +768,7 @@ pub struct Stuck {
 
 /// Whether the relay does its work (body of `/readyz`).
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Readiness {
     /// No check stands against it.
     pub ready: bool,
@@ -728,6 +782,7 @@ pub struct Readiness {
 
 /// One reason to be not ready.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct NotReady {
     /// Which check.
     pub check: &'static str,
@@ -739,6 +794,7 @@ pub struct NotReady {
 
 /// One check.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CheckReport {
     /// `ok`, `failed` or `unknown`.
     pub state: &'static str,
@@ -890,7 +946,8 @@ impl Snapshot {
         Status {
             instance: self.identity.instance.clone(),
             version: self.identity.version.clone(),
-            policy_hash: self.identity.policy_hash.clone(),
+            policy_hash: self.config.policy_hash.clone(),
+            config: self.config.report(),
             at: self.at.rfc3339(),
             started_at: self.started.rfc3339(),
             live: self.liveness().live,
@@ -918,6 +975,7 @@ impl Snapshot {
 
 /// Body of `/status`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Status {
     /// `[relay] instance`.
     pub instance: String,
@@ -925,6 +983,8 @@ pub struct Status {
     pub version: String,
     /// Hash of the policy configuration.
     pub policy_hash: String,
+    /// Which configuration is in force.
+    pub config: ConfigReport,
     /// When this was read.
     pub at: String,
     /// When the relay started.
@@ -957,8 +1017,40 @@ pub struct Status {
     pub recent: Vec<RecentReport>,
 }
 
+/// Which configuration is in force, and what became of the last reload.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ConfigReport {
+    /// Hash of every setting in force but secrets and the instance's name.
+    pub hash: String,
+    /// Counts the configurations that were in force; 1 is what the relay was started with.
+    pub generation: u64,
+    /// Since when it is in force.
+    pub in_force_since: String,
+    /// When the configuration was last read again; `null` when it never was.
+    pub last_reload_at: Option<String>,
+    /// Whether that succeeded; after a failure the configuration before it stays in force.
+    pub last_reload_successful: Option<bool>,
+    /// Settings that were changed and wait for a restart.
+    pub needs_restart: Vec<String>,
+}
+
+impl ConfigState {
+    fn report(&self) -> ConfigReport {
+        ConfigReport {
+            hash: self.hash.clone(),
+            generation: self.generation,
+            in_force_since: self.in_force_since.rfc3339(),
+            last_reload_at: self.reload.map(|(at, _)| at.rfc3339()),
+            last_reload_successful: self.reload.map(|(_, successful)| successful),
+            needs_restart: self.needs_restart.clone(),
+        }
+    }
+}
+
 /// One source in `/status`. Counts are `null` before the first sample.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct SourceReport {
     /// Its name.
     pub source: String,
@@ -998,6 +1090,7 @@ pub struct SourceReport {
 
 /// How a source is halted.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct HaltReport {
     /// See [`HaltKind`].
     pub kind: &'static str,
@@ -1009,6 +1102,7 @@ pub struct HaltReport {
 
 /// The last thing that went wrong.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct ErrorReport {
     /// What.
     pub error: String,
@@ -1018,6 +1112,7 @@ pub struct ErrorReport {
 
 /// A parked topic.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct ParkedReport {
     /// The topic.
     pub topic: String,
@@ -1031,6 +1126,7 @@ pub struct ParkedReport {
 
 /// A state change.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct RecentReport {
     /// When.
     pub at: String,

@@ -52,6 +52,7 @@ impl SampleRows {
 
 /// What one tick did.
 #[derive(Debug, Default, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct MaintenanceSummary {
     /// Rows freed from expired leases.
     pub requeued: u64,
@@ -75,11 +76,11 @@ pub(super) struct Maintenance {
 }
 
 impl Maintenance {
-    /// Makes the timer over a store of its own.
-    pub(super) fn new(ctx: Arc<Context>, store: Arc<Store>) -> Self {
+    /// Makes the timer.
+    pub(super) fn new(ctx: Arc<Context>) -> Self {
         Self {
+            store: Arc::clone(&ctx.maintenance_store),
             ctx,
-            store,
             stale_after: HashMap::new(),
             requeue_next: None,
             retention_from: PgTime::NEG_INFINITY,
@@ -143,12 +144,12 @@ impl Maintenance {
         let mut whole = true;
         // Where the last tick stopped, or the sources at the end would never have their turn.
         for source in in_turn(sources, self.requeue_next.take().as_deref()) {
-            let Some(rules) = ctx.config.rules(source) else { continue };
+            let Some(rules) = ctx.live.rules(source) else { continue };
             if Instant::now() >= until {
                 self.requeue_next = Some(source.clone());
                 break;
             }
-            match self.requeue(source, rules).await {
+            match self.requeue(source, &rules).await {
                 Ok((failed, dead)) => {
                     Requeued { source_name: source, failed, dead }.emit(&ctx.metrics);
                     summary.requeued += failed;
@@ -231,7 +232,7 @@ impl Maintenance {
         let sampled = timeout(
             STEP_MAX,
             sample(&self.store, sources, &paused, SampleRows::ALL, |source| {
-                ctx.config.rules(source).map(|rules| rules.policy)
+                ctx.live.rules(source).map(|rules| rules.policy)
             }),
         );
         let samples = match sampled.await {

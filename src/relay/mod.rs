@@ -3,8 +3,11 @@
 //! Nothing here ever runs DDL, exits the process, or touches global state, so several relays can live in one process.
 
 pub mod budget;
+mod builder;
 pub mod gate;
+mod handle;
 pub mod health;
+mod live;
 mod maintenance;
 mod pass;
 pub mod pause_report;
@@ -13,33 +16,40 @@ mod poll;
 mod preference;
 mod source;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
+pub use self::builder::{BuildError, Builder};
+pub use self::handle::Handle;
+pub use self::live::Reloaded;
+pub use self::maintenance::MaintenanceSummary;
 pub(crate) use self::maintenance::{SampleRows, sample};
 pub use self::pass::PassSummary;
 
 use self::budget::Budget;
 use self::gate::Gate;
 use self::health::{Board, Halt};
-use self::maintenance::{Maintenance, MaintenanceSummary};
+use self::live::Live;
+use self::maintenance::Maintenance;
 use self::pauses::Paused;
 use self::poll::Poller;
 use self::preference::Preference;
 use self::source::{Done, Mode, SourceLoop, Wakers};
 use crate::config::Config;
+use crate::domain::outcome::Setback;
 use crate::domain::pause::PausedRows;
 use crate::domain::policy::{Policy, SourceRules};
-use crate::publish::Publisher;
+use crate::domain::retry::RetryPolicy;
+use crate::publish::{PublishError, Publisher};
 use crate::store::{ErrorKind, Head, Heard, InspectError, Listening, Store, StoreError};
 use crate::telemetry::{Failure, LoopName, Metrics, Reason, Stage, StateChange};
 
@@ -57,10 +67,17 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A loop's healthy turn may take this much longer than the longest timeout in it.
 const TURN_MARGIN: Duration = Duration::from_secs(10);
 
+/// Says what an error of a whole call means for its rows.
+pub(crate) type Classify = dyn Fn(&PublishError) -> Setback + Send + Sync;
+
 /// What every loop of one relay shares.
 pub(crate) struct Context {
+    /// What the relay was started with. What may change while it runs is in `live`.
     pub config: Arc<Config>,
+    pub live: Live,
     pub store: Arc<Store>,
+    /// Over a connection of its own, so that the slow timer never waits for the fast path.
+    pub maintenance_store: Arc<Store>,
     pub publisher: Arc<dyn Publisher>,
     pub metrics: Metrics,
     pub board: Board,
@@ -70,6 +87,9 @@ pub(crate) struct Context {
     /// Cancelled when the relay stops: no new claim, no new record.
     pub stop: CancellationToken,
     pub preference: Preference,
+    /// The caller's own rules, if there are any.
+    pub retry: Option<Arc<dyn RetryPolicy>>,
+    pub classify: Option<Arc<Classify>>,
     /// What operators paused.
     pub paused: Paused,
     /// Notified when a source is served for the first time.
@@ -210,11 +230,12 @@ fn reason_of(error: &StoreError) -> Reason {
 /// A relay that is built and not started.
 pub struct Relay {
     ctx: Arc<Context>,
-    maintenance_store: Arc<Store>,
+    ended: watch::Sender<Option<End>>,
 }
 
 /// Why the relay ended.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum End {
     /// It was stopped; whether everything in flight was settled within the grace.
     Stopped {
@@ -244,6 +265,7 @@ pub enum DrainError {
 
 /// What `drain` did.
 #[derive(Debug, Default, Clone, Serialize)]
+#[non_exhaustive]
 pub struct DrainReport {
     /// Rows claimed.
     pub claimed: u64,
@@ -277,6 +299,7 @@ pub struct DrainReport {
 
 /// A halted source in `drain --json`.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct HaltedOn {
     /// The source.
     pub source: String,
@@ -285,10 +308,29 @@ pub struct HaltedOn {
 }
 
 impl Relay {
+    /// Begins to build a relay of a program's own, with the defaults of the product.
+    ///
+    /// ```no_run
+    /// # use keiro_relay::domain::message::Message;
+    /// # use keiro_relay::relay::Relay;
+    /// # async fn send(_: Message) -> Result<(), std::io::Error> { Ok(()) }
+    /// # async fn run(pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let relay = Relay::builder(keiro_relay::publish::each(send)).pool(pool).build()?;
+    /// let handle = relay.spawn();
+    /// // …
+    /// handle.stop();
+    /// handle.done().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(publisher: impl Publisher) -> Builder {
+        Builder::new(Arc::new(publisher))
+    }
+
     /// Builds a relay; nothing is contacted and nothing runs yet.
     ///
     /// `maintenance_store` is a store over a connection of its own, so that the slow timer never waits for the fast path.
-    pub fn build(
+    pub(crate) fn build(
         config: Arc<Config>,
         store: Arc<Store>,
         maintenance_store: Arc<Store>,
@@ -296,6 +338,7 @@ impl Relay {
         board: Board,
     ) -> Self {
         let relay = &config.relay;
+        board.configured(config.hash());
         let ctx = Context {
             budget: Budget::new(relay.in_flight_rows_max, relay.in_flight_bytes_max),
             poller: Poller::new(relay.poll_interval_max),
@@ -303,17 +346,59 @@ impl Relay {
             metrics: board.metrics().clone(),
             stop: CancellationToken::new(),
             preference: Preference::new(),
+            retry: None,
+            classify: None,
             paused: Paused::default(),
             sources_changed: Notify::new(),
             wakers: Mutex::new(HashMap::new()),
             database_away: AtomicBool::new(false),
             writes_refused: Mutex::new(None),
+            live: Live::new(Arc::clone(&config)),
             config,
             store,
+            maintenance_store,
             publisher,
             board,
         };
-        Self { ctx: Arc::new(ctx), maintenance_store }
+        Self { ctx: Arc::new(ctx), ended: watch::Sender::new(None) }
+    }
+
+    /// Takes the caller's own rules.
+    fn decide(&mut self, retry: Option<Arc<dyn RetryPolicy>>, classify: Option<Arc<Classify>>) {
+        let ctx = Arc::get_mut(&mut self.ctx).expect("nothing runs yet, so nobody else holds it");
+        (ctx.retry, ctx.classify) = (retry, classify);
+    }
+
+    /// Claims once from every source, publishes and settles, and returns what became of the rows: for programs that have a loop of
+    /// their own, and for tests. Pauses, the gate and other relays' claims are respected; expired leases are requeued by
+    /// [`Relay::maintain_once`] only. A source whose claim fails is left out, and that is logged and counted.
+    ///
+    /// # Errors
+    /// Every problem of the table, named, when it is not what we understand; or why the database could not be asked.
+    pub async fn pass_once(&self) -> Result<PassSummary, DrainError> {
+        let ctx = &self.ctx;
+        prepare(ctx, false).await?;
+        let mut loops: JoinSet<Done> = JoinSet::new();
+        for source in ctx.store.sources(SOURCES_MAX).await? {
+            if let Some(rules) = ctx.live.rules(&source) {
+                loops.spawn(source_loop(ctx, &source, rules, Mode::Drain).once());
+            }
+        }
+        let mut summary = PassSummary::default();
+        while let Some(ended) = loops.join_next().await {
+            summary.add(&ended.map_err(|error| DrainError::Bug(error.to_string()))?.summary);
+        }
+        Ok(summary)
+    }
+
+    /// Does once what the slow timer does: requeues rows whose lease ran out, deletes sent rows behind the retention, counts the
+    /// backlog. What fails of it is logged and counted.
+    ///
+    /// # Errors
+    /// As [`Relay::pass_once`].
+    pub async fn maintain_once(&self) -> Result<MaintenanceSummary, DrainError> {
+        prepare(&self.ctx, false).await?;
+        Ok(Maintenance::new(Arc::clone(&self.ctx)).tick().await)
     }
 
     /// The token that stops this relay.
@@ -322,9 +407,31 @@ impl Relay {
         self.ctx.stop.clone()
     }
 
+    /// The grip on this relay, before or while it runs.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle::new(Arc::clone(&self.ctx), self.ended.subscribe())
+    }
+
+    /// Runs in a task of its own.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn spawn(self) -> Handle {
+        let handle = self.handle();
+        tokio::spawn(self.run());
+        handle
+    }
+
     /// Runs until it is stopped, then finishes and settles what is in flight within the grace.
     pub async fn run(self) -> End {
-        let ctx = self.ctx;
+        let Self { ctx, ended } = self;
+        let end = Self::run_to_end(ctx).await;
+        ended.send_replace(Some(end.clone()));
+        end
+    }
+
+    async fn run_to_end(ctx: Arc<Context>) -> End {
         StateChange::Started.emit();
         if let Err(problems) = prepare(&ctx, true).await {
             return End::Schema(problems.to_string());
@@ -337,13 +444,13 @@ impl Relay {
         loops.spawn(async move { named("sources", serve_sources(sources)).await });
         let poll = Arc::clone(&ctx);
         loops.spawn(async move { named("idle poll", poll_idle(poll)).await });
-        let maintenance = Maintenance::new(Arc::clone(&ctx), self.maintenance_store);
+        let maintenance = Maintenance::new(Arc::clone(&ctx));
         loops.spawn(async move { named("maintenance", maintenance.run()).await });
         let broker = Arc::clone(&ctx);
         loops.spawn(async move { named("broker", watch_broker(broker)).await });
         let follow = Arc::clone(&ctx);
         loops.spawn(async move { named("pauses", until_stopped(&follow, pauses::follow(&follow))).await });
-        if ctx.config.database.prepared_statements {
+        if ctx.store.has_sessions() {
             let listen = Arc::clone(&ctx);
             loops.spawn(async move { named("listen", until_stopped(&listen, listen_for_changes(&listen))).await });
             let hold = Arc::clone(&ctx);
@@ -400,7 +507,7 @@ impl Relay {
         let ctx = self.ctx;
         prepare(&ctx, false).await?;
         let mut report = DrainReport::default();
-        let mut maintenance = Maintenance::new(Arc::clone(&ctx), self.maintenance_store);
+        let mut maintenance = Maintenance::new(Arc::clone(&ctx));
         let MaintenanceSummary { requeued, dead, .. } = maintenance.tick().await;
         report.requeued = requeued;
         report.dead = dead;
@@ -420,9 +527,9 @@ impl Relay {
             };
             let mut loops: JoinSet<(String, Done)> = JoinSet::new();
             for source in sources {
-                let Some(rules) = ctx.config.rules(&source) else { continue };
+                let Some(rules) = ctx.live.rules(&source) else { continue };
                 if !served.contains_key(&source) {
-                    let drain = source_loop(&ctx, &source, rules.clone(), Mode::Drain);
+                    let drain = source_loop(&ctx, &source, rules, Mode::Drain);
                     loops.spawn(async move { (source, drain.run().await) });
                 }
             }
@@ -467,7 +574,7 @@ impl Relay {
 /// What a drained source still has: how many rows that are due, and the row that halts it.
 async fn left_behind(ctx: &Context, source: &str) -> Result<(u64, Option<Uuid>), StoreError> {
     let due = ctx.store.due(source).await?;
-    let halting = if ctx.config.rules(source).is_some_and(|rules| rules.policy == Policy::StopTheLine) {
+    let halting = if ctx.live.rules(source).is_some_and(|rules| rules.policy == Policy::StopTheLine) {
         ctx.store
             .heads(source, 1, &PausedRows::default())
             .await?
@@ -545,8 +652,8 @@ fn source_loop(ctx: &Arc<Context>, source: &str, rules: SourceRules, mode: Mode)
 /// Looks for sources and runs a loop for each that is ours.
 async fn serve_sources(ctx: Arc<Context>) {
     let watch = ctx.board.register(LoopName::Discover, None, ctx.turn_max());
-    let mut loops: JoinSet<Done> = JoinSet::new();
-    let mut known: std::collections::HashSet<String> = std::collections::HashSet::new();
+    let mut loops: JoinSet<Arc<str>> = JoinSet::new();
+    let mut served: HashSet<Arc<str>> = HashSet::new();
     while !ctx.stop.is_cancelled() {
         let found = tokio::select! {
             found = ctx.store.sources(SOURCES_MAX) => found,
@@ -556,18 +663,15 @@ async fn serve_sources(ctx: Arc<Context>) {
             Ok(sources) => {
                 ctx.store_answered();
                 watch.succeeded();
-                if sources.len() == SOURCES_MAX && known.len() < SOURCES_MAX {
+                if sources.len() == SOURCES_MAX && served.len() < SOURCES_MAX {
                     error!(sources_max = SOURCES_MAX, "too many sources: those beyond the maximum are not served");
                 }
                 for source in sources {
-                    if known.contains(&source) {
-                        continue;
+                    let source: Arc<str> = Arc::from(source);
+                    // One that is not ours is asked about again: that may change.
+                    if !served.contains(&source) && serve(&ctx, &mut loops, &source) {
+                        served.insert(source);
                     }
-                    if let Some(rules) = ctx.config.rules(&source) {
-                        info!(source, policy = rules.policy.name(), "serving");
-                        loops.spawn(source_loop(&ctx, &source, rules.clone(), Mode::Forever).run());
-                    }
-                    known.insert(source);
                 }
             }
             Err(error) => {
@@ -579,11 +683,18 @@ async fn serve_sources(ctx: Arc<Context>) {
             () = tokio::time::sleep(DISCOVER_INTERVAL) => {}
             () = ctx.stop.cancelled() => {}
             Some(ended) = loops.join_next() => {
-                if let Err(error) = ended {
-                    std::panic::resume_unwind(error.into_panic());
-                }
+                let source = ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+                // Its policy changed: everything of it is settled, so it may begin anew.
                 if !ctx.stop.is_cancelled() {
-                    return;
+                    served.remove(&source);
+                    if serve(&ctx, &mut loops, &source) {
+                        served.insert(source);
+                    } else {
+                        info!(source = &*source, "no longer served");
+                        ctx.wakers().remove(&source);
+                        ctx.board.halted(&source, None);
+                        ctx.sources_changed.notify_one();
+                    }
                 }
             }
         }
@@ -593,6 +704,20 @@ async fn serve_sources(ctx: Arc<Context>) {
             std::panic::resume_unwind(error.into_panic());
         }
     }
+}
+
+/// Begins to serve a source, if it is ours.
+fn serve(ctx: &Arc<Context>, loops: &mut JoinSet<Arc<str>>, source: &Arc<str>) -> bool {
+    let Some(rules) = ctx.live.rules(source) else { return false };
+    info!(source = &**source, policy = rules.policy.name(), "serving");
+    // A halt of an earlier policy is over; what halts the source under this one is seen soon.
+    ctx.board.halted(source, None);
+    let (looping, source) = (source_loop(ctx, source, rules, Mode::Forever), Arc::clone(source));
+    loops.spawn(async move {
+        looping.run().await;
+        source
+    });
+    true
 }
 
 /// Polls all idle sources in one statement.
@@ -695,7 +820,13 @@ async fn listen_for_changes(ctx: &Context) {
                     Some(Heard::Pauses) => ctx.paused.changed(),
                     None => break,
                 },
-                () = tokio::time::sleep(DISCOVER_INTERVAL) => watch.tick(),
+                () = tokio::time::sleep(DISCOVER_INTERVAL) => {
+                    watch.tick();
+                    if let Err(error) = listener.follow_name().await {
+                        ctx.store_failed(Stage::Claim, None, &error, None);
+                        break;
+                    }
+                }
                 () = ctx.stop.cancelled() => return,
             }
         }

@@ -18,6 +18,7 @@ use crate::domain::message::Message;
 use crate::domain::outcome::{Blame, Outcome, Setback};
 use crate::domain::pause::PausedRows;
 use crate::domain::plan::{self, Verdict};
+use crate::domain::retry;
 
 use crate::domain::policy::{Policy, SourceRules};
 use crate::publish::Batch;
@@ -44,6 +45,7 @@ pub(super) struct Report {
 
 /// Counts of one pass or many.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PassSummary {
     /// Rows claimed.
     pub claimed: u64,
@@ -221,7 +223,10 @@ async fn publish_and_settle(
         .emit(&ctx.metrics);
     judge_cluster(ctx, &outcomes);
 
-    let settlement = plan::partition(&plan, &messages, &outcomes, rules, rand::random::<f64>);
+    let mut settlement = plan::partition(&plan, &messages, &outcomes, rules, rand::random::<f64>);
+    if let Some(policy) = &ctx.retry {
+        retry::apply(&**policy, &messages, &mut settlement.verdicts);
+    }
     note_verdicts(ctx, source, &messages, &settlement.verdicts);
 
     let started = Instant::now();
@@ -292,6 +297,11 @@ async fn publish(ctx: &Context, source: &str, batch: Batch) -> Vec<Option<Outcom
         Ok(Ok(Ok(outcomes))) => return align(ctx, source, &messages, outcomes),
         Ok(Ok(Err(error))) => {
             failed(Reason::Publisher, &error.to_string());
+            if let Some(classify) = &ctx.classify {
+                // Whatever it says of whose fault that is: nobody knows how far the publisher got.
+                let setback = classify(&error);
+                return messages.iter().map(|_| Some(Outcome::Unknown(setback.clone()))).collect();
+            }
             format!("publisher.error: {error}")
         }
         Ok(Err(join)) => {

@@ -67,6 +67,18 @@ impl Preference {
         }
     }
 
+    /// Those of the sources whose locks are held and that nobody here serves any more.
+    fn unserved(&self, serves: impl Fn(&str) -> bool) -> Vec<Arc<str>> {
+        let ours = self.lock();
+        ours.iter().flatten().filter(|source| !serves(source)).cloned().collect()
+    }
+
+    fn released(&self, sources: &[Arc<str>]) {
+        if let Some(ours) = self.lock().as_mut() {
+            ours.retain(|source| !sources.contains(source));
+        }
+    }
+
     fn unknown(&self) {
         *self.lock() = None;
         self.changed.notify_waiters();
@@ -85,6 +97,17 @@ pub(super) async fn hold(ctx: &Context) {
         match ctx.store.locks().await {
             Ok(locks) => loop {
                 watch.tick();
+                let unserved = {
+                    let wakers = ctx.wakers();
+                    ctx.preference.unserved(|source| wakers.contains_key(source))
+                };
+                if !unserved.is_empty() {
+                    if let Err(error) = locks.unlock(&unserved).await {
+                        ctx.store_failed(Stage::Claim, None, &error, None);
+                        break;
+                    }
+                    ctx.preference.released(&unserved);
+                }
                 let mut wanted: Vec<Arc<str>> =
                     ctx.wakers().keys().filter(|source| !ctx.preference.holds(source)).cloned().collect();
                 // In the same order in every relay, so that of two of them one gets all it may, and not each a part.

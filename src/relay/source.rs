@@ -132,7 +132,7 @@ impl SourceLoop {
     /// Runs until stopped (or drained), then waits for the passes in flight.
     pub(super) async fn run(mut self) -> Done {
         let watch = self.ctx.board.register(LoopName::Source, Some(&self.source), self.ctx.turn_max());
-        while !self.ctx.stop.is_cancelled() {
+        while !self.ctx.stop.is_cancelled() && self.follow_rules() {
             watch.tick();
             let now = Instant::now();
             while let Some(finished) = self.passes.try_join_next() {
@@ -210,6 +210,39 @@ impl SourceLoop {
             self.finished(finished);
         }
         self.done
+    }
+
+    /// One pass over what is ready now.
+    pub(super) async fn once(mut self) -> Done {
+        let watch = self.ctx.board.register(LoopName::Source, Some(&self.source), self.ctx.turn_max());
+        if !self.ctx.gate.is_open() || self.ctx.paused.now().holds_source(&self.source) {
+            return self.done;
+        }
+        self.look(Some(Instant::now())).await;
+        while self.lanes.rows_ready() == 0 && self.sweeps.page_after().is_some() && !self.database_failed {
+            watch.tick();
+            self.look(None).await;
+        }
+        if let Some(request) = self.lanes.next_request(self.ctx.config.relay.batch_rows_max) {
+            self.dispatch(request, &watch).await;
+        }
+        while let Some(finished) = self.passes.join_next().await {
+            self.finished(finished);
+        }
+        self.done.gave_up |= self.database_failed;
+        self.done
+    }
+
+    /// Takes over rules that changed. `false` when the policy is another one, or the source no longer ours: this loop then claims
+    /// nothing more, and whoever serves the source next begins once its passes are settled.
+    fn follow_rules(&mut self) -> bool {
+        match self.ctx.live.rules(&self.source) {
+            Some(rules) if rules.policy == self.rules.policy => {
+                self.rules = Arc::new(rules);
+                true
+            }
+            Some(_) | None => false,
+        }
     }
 
     /// Begins a sweep now, or reads the next page; but no longer than until a stop: a database that does not answer must not use up
@@ -295,8 +328,9 @@ impl SourceLoop {
     async fn dispatch(&mut self, request: Request, watch: &LoopHandle) {
         let (ctx, source, rules) = (Arc::clone(&self.ctx), Arc::clone(&self.source), Arc::clone(&self.rules));
         let rows: usize = request.lanes.iter().map(|wanted| wanted.rows_max).sum();
+        let account = Arc::clone(&self.account);
         // One future for the whole wait, so that it keeps its place in the queue.
-        let mut share = pin!(ctx.budget.take(&self.account, rows, ctx.config.relay.batch_bytes_max));
+        let mut share = pin!(ctx.budget.take(&account, rows, ctx.config.relay.batch_bytes_max));
         let share = loop {
             tokio::select! {
                 share = &mut share => break share,
@@ -305,7 +339,7 @@ impl SourceLoop {
                 () = ctx.stop.cancelled() => return,
             }
         };
-        if !ctx.gate.is_open() || ctx.paused.now().holds_source(&source) {
+        if !ctx.gate.is_open() || ctx.paused.now().holds_source(&source) || !self.follow_rules() {
             // Since we began to wait. Rows that were claimed behind a closed gate would only be returned, after a whole deadline.
             let not_asked = request.lanes.iter().map(|_| Served::NotAsked).collect();
             self.lanes.served(&request, not_asked, Instant::now());

@@ -5,8 +5,8 @@
 
 use std::fmt::Write as _;
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use deadpool::Runtime;
@@ -41,8 +41,15 @@ pub struct Db {
 }
 
 struct Inner {
-    pool: managed::Pool<Connector>,
-    connector: Connector,
+    pool: Pool,
+    plan: Arc<Plan>,
+}
+
+enum Pool {
+    /// Ours: its sessions have our settings.
+    Own { pool: managed::Pool<Connector>, connector: Connector },
+    /// The caller's: settings hold within each transaction and leave nothing behind, as they do behind a transaction pooler.
+    Callers(deadpool_postgres::Pool),
 }
 
 impl Db {
@@ -67,13 +74,28 @@ impl Db {
     fn with_plan(database: &Database, instance: &str, policy_hash: &str, plan: Plan) -> Result<Self, StoreError> {
         let application_name = connect::application_name(instance, policy_hash);
         connect::resolve(database, &application_name)?;
-        let connector = Connector { plan: Arc::new(plan), database: Arc::new(database.clone()), application_name };
+        let connector = Connector {
+            plan: Arc::new(plan),
+            database: Arc::new(database.clone()),
+            application_name: Arc::new(RwLock::new(Arc::from(application_name))),
+        };
         let pool = managed::Pool::builder(connector.clone())
             .max_size(database.pool_size)
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| StoreError::Setting(format!("database.pool_size cannot be used: {error}")))?;
-        Ok(Self { inner: Arc::new(Inner { pool, connector }) })
+        let plan = Arc::clone(&connector.plan);
+        Ok(Self { inner: Arc::new(Inner { pool: Pool::Own { pool, connector }, plan }) })
+    }
+
+    /// Uses a pool that belongs to somebody else and is never closed. Its sessions keep their settings and their `application_name`;
+    /// there is no LISTEN and no session lock over it ([`Db::has_sessions`] is `false`).
+    ///
+    /// Of the settings only `statement_timeout` and `synchronous_commit` are used.
+    #[must_use]
+    pub fn over(pool: deadpool_postgres::Pool, database: &Database) -> Self {
+        let database = Database { prepared_statements: false, ..database.clone() };
+        Self { inner: Arc::new(Inner { pool: Pool::Callers(pool), plan: Arc::new(Plan::new(&database, false)) }) }
     }
 
     /// Runs a statement and returns its rows. The bound also covers the wait for a connection and making one.
@@ -97,8 +119,8 @@ impl Db {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
         let started = Instant::now();
-        let plan = &self.inner.connector.plan;
-        let answer = timeout_at(deadline, plan.query(&lease.connection()?.client, sql, params, bound));
+        let plan = &self.inner.plan;
+        let answer = timeout_at(deadline, plan.query(lease.client()?, sql, params, bound));
         let rows = lease.finish(answer.await, bound)?;
         Ok((rows, started))
     }
@@ -118,8 +140,7 @@ impl Db {
     pub async fn execute(&self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
-        let answer =
-            timeout_at(deadline, self.inner.connector.plan.execute(&lease.connection()?.client, sql, params, bound));
+        let answer = timeout_at(deadline, self.inner.plan.execute(lease.client()?, sql, params, bound));
         lease.finish(answer.await, bound)
     }
 
@@ -130,10 +151,10 @@ impl Db {
     pub async fn begin(&self, bound: Duration) -> Result<Tx, StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
-        let begin = format!("{}; set local synchronous_commit = on", self.inner.connector.plan.begin);
-        let answer = timeout_at(deadline, lease.connection()?.client.batch_execute(&begin));
+        let begin = format!("{}; set local synchronous_commit = on", self.inner.plan.begin);
+        let answer = timeout_at(deadline, lease.client()?.batch_execute(&begin));
         lease.check(answer.await, bound)?;
-        Ok(Tx { lease, named_statements: self.inner.connector.plan.named_statements })
+        Ok(Tx { lease, named_statements: self.inner.plan.named_statements })
     }
 
     /// Begins a transaction that can change nothing and whose statements the server itself ends after `bound`: for commands that only look.
@@ -143,13 +164,13 @@ impl Db {
     pub async fn begin_read_only(&self, bound: Duration) -> Result<Tx, StoreError> {
         let deadline = Instant::now() + bound;
         let mut lease = self.lease(deadline, bound).await?;
-        let plan = &self.inner.connector.plan;
+        let plan = &self.inner.plan;
         let begin = format!(
             "{}; set transaction read only; set local statement_timeout = '{}'",
             plan.begin,
             milliseconds(bound)
         );
-        let answer = timeout_at(deadline, lease.connection()?.client.batch_execute(&begin));
+        let answer = timeout_at(deadline, lease.client()?.batch_execute(&begin));
         lease.check(answer.await, bound)?;
         Ok(Tx { lease, named_statements: plan.named_statements })
     }
@@ -163,35 +184,68 @@ impl Db {
     /// As [`Db::query`].
     pub async fn dedicated(&self) -> Result<(Dedicated, Listener), StoreError> {
         let (sender, receiver) = mpsc::channel(NOTIFICATIONS_MAX);
-        let connection = self.inner.connector.connect(Some(sender)).await?;
-        let plan = Arc::clone(&self.inner.connector.plan);
-        Ok((Dedicated { connection: Some(connection), plan, spoiled: AtomicBool::new(false) }, Listener { receiver }))
+        let Pool::Own { connector, .. } = &self.inner.pool else {
+            return Err(StoreError::Setting("the caller's pool has no connections outside of it".to_owned()));
+        };
+        let connection = connector.connect(Some(sender)).await?;
+        let plan = Arc::clone(&self.inner.plan);
+        let shared = Arc::clone(&connector.application_name);
+        let name = Mutex::new(Arc::clone(&connection.name));
+        let dedicated = Dedicated { connection: Some(connection), plan, spoiled: AtomicBool::new(false), shared, name };
+        Ok((dedicated, Listener { receiver }))
+    }
+
+    /// Changes the `application_name`: idle connections are closed, busy ones when they come back, others are renamed by
+    /// [`Dedicated::follow_name`].
+    pub fn rename(&self, instance: &str, policy_hash: &str) {
+        let name: Arc<str> = Arc::from(connect::application_name(instance, policy_hash));
+        if let Pool::Own { pool, connector } = &self.inner.pool {
+            *connector.application_name.write().expect("no code panics while it holds this lock") = Arc::clone(&name);
+            let _ = pool.retain(|connected, _| connected.name == name);
+        }
     }
 
     /// Whether a session's state outlives a transaction: LISTEN and advisory locks work only then.
     #[must_use]
     pub fn has_sessions(&self) -> bool {
-        self.inner.connector.plan.named_statements
+        self.inner.plan.named_statements
     }
 
     async fn lease(&self, deadline: Instant, bound: Duration) -> Result<Lease, StoreError> {
         let waiting_for = "a connection (all of database.pool_size are busy, or a new one is still being made)";
         // Boxed: every future of a command contains this one with all it waits for, and the compiler follows such a type only so deep.
-        let object = match timeout_at(deadline, Box::pin(self.inner.pool.get())).await {
-            Ok(Ok(object)) => object,
-            Ok(Err(PoolError::Backend(error))) => return Err(error),
-            Ok(Err(PoolError::Timeout(_))) | Err(_) => return Err(StoreError::Timeout { waiting_for, bound }),
-            Ok(Err(error @ (PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_)))) => {
-                return Err(StoreError::Protocol(format!("the pool does not work: {error}")));
-            }
+        let unusable = |error: &dyn std::fmt::Display| StoreError::Protocol(format!("the pool does not work: {error}"));
+        let leased = match &self.inner.pool {
+            Pool::Own { pool, .. } => match timeout_at(deadline, Box::pin(pool.get())).await {
+                Ok(Ok(object)) => Leased::Own(object),
+                Ok(Err(PoolError::Backend(error))) => return Err(error),
+                Ok(Err(PoolError::Timeout(_))) | Err(_) => return Err(StoreError::Timeout { waiting_for, bound }),
+                Ok(Err(error @ (PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_)))) => {
+                    return Err(unusable(&error));
+                }
+            },
+            Pool::Callers(pool) => match timeout_at(deadline, Box::pin(pool.get())).await {
+                Ok(Ok(object)) => Leased::Callers(object),
+                Ok(Err(PoolError::Backend(error))) => {
+                    return Err(StoreError::connecting(&error, "the caller's pool"));
+                }
+                Ok(Err(PoolError::Timeout(_))) | Err(_) => return Err(StoreError::Timeout { waiting_for, bound }),
+                Ok(Err(error @ (PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_)))) => {
+                    return Err(unusable(&error));
+                }
+            },
         };
-        Ok(Lease { object: Some(object) })
+        Ok(Lease { leased: Some(leased) })
     }
 }
 
 impl std::fmt::Debug for Db {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Db").field("application_name", &self.inner.connector.application_name).finish_non_exhaustive()
+        let name = match &self.inner.pool {
+            Pool::Own { connector, .. } => name_of(&connector.application_name),
+            Pool::Callers(_) => Arc::from("the caller's"),
+        };
+        f.debug_struct("Db").field("application_name", &name).finish_non_exhaustive()
     }
 }
 
@@ -207,7 +261,7 @@ impl Tx {
     /// # Errors
     /// [`StoreError`]; the transaction is then only good for being dropped.
     pub async fn query(&mut self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<Vec<Row>, StoreError> {
-        let client = &self.lease.connection()?.client;
+        let client = self.lease.client()?;
         let answer = if self.named_statements {
             timeout(bound, query_named(client, sql, params)).await
         } else {
@@ -234,7 +288,7 @@ impl Tx {
     /// # Errors
     /// As [`Tx::query`].
     pub async fn execute(&mut self, sql: &str, params: &[Param<'_>], bound: Duration) -> Result<u64, StoreError> {
-        let client = &self.lease.connection()?.client;
+        let client = self.lease.client()?;
         let answer = if self.named_statements {
             timeout(bound, execute_named(client, sql, params)).await
         } else {
@@ -248,7 +302,7 @@ impl Tx {
     /// # Errors
     /// As [`Tx::query`].
     pub async fn batch(&mut self, sql: &str, bound: Duration) -> Result<(), StoreError> {
-        let answer = timeout(bound, self.lease.connection()?.client.batch_execute(sql)).await;
+        let answer = timeout(bound, self.lease.client()?.batch_execute(sql)).await;
         self.lease.check(answer, bound)
     }
 
@@ -262,7 +316,7 @@ impl Tx {
         bound: Duration,
         work: impl AsyncFnOnce(&tokio_postgres::Client) -> T,
     ) -> Result<T, StoreError> {
-        let client = &self.lease.connection()?.client;
+        let client = self.lease.client()?;
         let answer = timeout(bound, work(client)).await;
         self.lease.check(answer.map(Ok), bound)
     }
@@ -272,7 +326,7 @@ impl Tx {
     /// # Errors
     /// As [`Tx::query`]; after a timeout or a lost connection it is not known whether the transaction took effect.
     pub async fn commit(mut self, bound: Duration) -> Result<(), StoreError> {
-        let answer = timeout(bound, self.lease.connection()?.client.batch_execute("commit")).await;
+        let answer = timeout(bound, self.lease.client()?.batch_execute("commit")).await;
         self.lease.finish(answer, bound)
     }
 }
@@ -290,6 +344,9 @@ pub struct Dedicated {
     connection: Option<Connected>,
     plan: Arc<Plan>,
     spoiled: AtomicBool,
+    /// The `application_name` it should have, and the one it has.
+    shared: SharedName,
+    name: Mutex<Arc<str>>,
 }
 
 impl Dedicated {
@@ -337,6 +394,23 @@ impl Dedicated {
     /// As [`Db::query`].
     pub async fn listen(&self, channel: &str, bound: Duration) -> Result<(), StoreError> {
         self.batch(&format!("listen {}", quoted(channel)), bound).await
+    }
+
+    /// Renames the session when the pool was renamed ([`Db::rename`]).
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub async fn follow_name(&self, bound: Duration) -> Result<(), StoreError> {
+        let wanted = name_of(&self.shared);
+        if *self.named() != wanted {
+            self.query("select set_config('application_name', $1, false)", &[(&&*wanted, Type::TEXT)], bound).await?;
+            *self.named() = wanted;
+        }
+        Ok(())
+    }
+
+    fn named(&self) -> std::sync::MutexGuard<'_, Arc<str>> {
+        self.name.lock().expect("no code panics while it holds this lock")
     }
 
     /// Whether the connection is of no more use.
@@ -440,13 +514,19 @@ fn at_most_one(mut rows: Vec<Row>) -> Result<Option<Row>, StoreError> {
 
 /// A pooled connection while one caller uses it. Goes back to the pool only after a complete answer.
 struct Lease {
-    object: Option<managed::Object<Connector>>,
+    leased: Option<Leased>,
+}
+
+enum Leased {
+    Own(managed::Object<Connector>),
+    Callers(deadpool_postgres::Object),
 }
 
 impl Lease {
-    fn connection(&self) -> Result<&Connected, StoreError> {
-        match &self.object {
-            Some(object) => Ok(object),
+    fn client(&self) -> Result<&ClientWrapper, StoreError> {
+        match &self.leased {
+            Some(Leased::Own(object)) => Ok(&object.client),
+            Some(Leased::Callers(object)) => Ok(object),
             None => Err(StoreError::Closed("closed by an earlier error of this transaction".to_owned())),
         }
     }
@@ -463,13 +543,16 @@ impl Lease {
     /// Judges the last answer and gives the connection back.
     fn finish<T>(&mut self, answer: Answer<T>, bound: Duration) -> Result<T, StoreError> {
         let outcome = self.check(answer, bound);
-        drop(self.object.take());
+        drop(self.leased.take());
         outcome
     }
 
     fn discard(&mut self) {
-        if let Some(object) = self.object.take() {
-            managed::Object::take(object).abandon();
+        match self.leased.take() {
+            Some(Leased::Own(object)) => managed::Object::take(object).abandon(),
+            // How to ask the server to stop what runs on it only the caller's pool knows; `statement_timeout` ends it.
+            Some(Leased::Callers(object)) => drop(deadpool_postgres::Object::take(object)),
+            None => {}
         }
     }
 }
@@ -486,6 +569,8 @@ struct Connected {
     client: ClientWrapper,
     tls: MakeTlsConnector,
     may_cancel: bool,
+    /// The `application_name` it was opened with.
+    name: Arc<str>,
 }
 
 impl Connected {
@@ -514,16 +599,24 @@ impl Connected {
 struct Connector {
     database: Arc<Database>,
     plan: Arc<Plan>,
-    application_name: String,
+    application_name: SharedName,
+}
+
+/// `application_name`, which may change while connections are open.
+type SharedName = Arc<RwLock<Arc<str>>>;
+
+fn name_of(shared: &SharedName) -> Arc<str> {
+    Arc::clone(&shared.read().expect("no code panics while it holds this lock"))
 }
 
 impl Connector {
     async fn connect(&self, notifications: Option<mpsc::Sender<Notification>>) -> Result<Connected, StoreError> {
         let bound = self.database.connect_timeout;
-        let (client, connection, tls) = connect::open(&self.database, &self.application_name).await?;
+        let name = name_of(&self.application_name);
+        let (client, connection, tls) = connect::open(&self.database, &name).await?;
         let driver = tokio::spawn(drive(connection, notifications));
         let connected =
-            Connected { client: ClientWrapper::new(client, driver), tls, may_cancel: self.plan.named_statements };
+            Connected { client: ClientWrapper::new(client, driver), tls, may_cancel: self.plan.named_statements, name };
         if let Some(set) = &self.plan.set {
             outcome(timeout(bound, connected.client.batch_execute(set)).await, bound)?;
         }
@@ -542,6 +635,9 @@ impl managed::Manager for Connector {
     async fn recycle(&self, connected: &mut Connected, _: &Metrics) -> RecycleResult<StoreError> {
         if connected.client.is_closed() {
             return Err(RecycleError::message("closed"));
+        }
+        if connected.name != name_of(&self.application_name) {
+            return Err(RecycleError::message("it says that we follow other policies"));
         }
         Ok(())
     }

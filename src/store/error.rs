@@ -62,6 +62,7 @@ pub enum StoreError {
 
 /// What an error means for whoever called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ErrorKind {
     /// Goes away by itself: try again.
     Transient,

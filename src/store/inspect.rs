@@ -195,6 +195,7 @@ pub enum SchemaProblem {
 
 /// Why [`inspect`] has no shape to show.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum InspectError {
     /// The server could not be asked.
     #[error(transparent)]

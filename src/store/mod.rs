@@ -91,6 +91,17 @@ impl Store {
         Ok(Self::over(db, database, config))
     }
 
+    /// A store over a pool that belongs to somebody else: see [`Db::over`].
+    #[must_use]
+    pub fn over_pool(config: &Config, pool: deadpool_postgres::Pool) -> Self {
+        Self::over(Db::over(pool, &config.database), config.database.clone(), config)
+    }
+
+    /// Whether a session's state outlives a transaction: see [`Db::has_sessions`].
+    pub(crate) fn has_sessions(&self) -> bool {
+        self.db.has_sessions()
+    }
+
     /// A store for a command that only looks, over one connection: the server refuses every change, and ends a statement that takes
     /// longer than a person waits.
     ///
@@ -140,6 +151,11 @@ impl Store {
         }
     }
 
+    /// Connections say from now on that they follow these policies, open ones as soon as they are used again.
+    pub fn policy_changed(&self, instance: &str, policy_hash: &str) {
+        self.db.rename(instance, policy_hash);
+    }
+
     /// Whether retention may delete.
     #[must_use]
     pub fn can_delete(&self) -> bool {
@@ -167,7 +183,7 @@ impl Store {
         connection.listen(WAKE_CHANNEL, self.bound).await?;
         connection.listen(RESUME_CHANNEL, self.bound).await?;
         connection.listen(PAUSE_CHANNEL, self.bound).await?;
-        Ok(Listening { _connection: connection, listener })
+        Ok(Listening { connection, listener, bound: self.bound })
     }
 
     /// Opens the connection that holds the advisory locks of the sources this relay serves; closing it frees them.
@@ -238,11 +254,20 @@ pub enum Heard {
 /// A connection that listens on [`WAKE_CHANNEL`], [`RESUME_CHANNEL`] and [`PAUSE_CHANNEL`].
 #[derive(Debug)]
 pub struct Listening {
-    _connection: Dedicated,
+    connection: Dedicated,
     listener: Listener,
+    bound: Duration,
 }
 
 impl Listening {
+    /// Takes over a policy hash that changed ([`Store::policy_changed`]).
+    ///
+    /// # Errors
+    /// As [`Db::dedicated`].
+    pub async fn follow_name(&self) -> Result<(), StoreError> {
+        self.connection.follow_name(self.bound).await
+    }
+
     /// The next thing said; `None` when the connection is gone. Cancel-safe.
     pub async fn next(&mut self) -> Option<Heard> {
         let Notification { channel, payload } = self.listener.next().await?;
@@ -268,6 +293,7 @@ impl Locks {
     /// # Errors
     /// [`StoreError`]; the connection, and every lock with it, may be gone.
     pub async fn try_lock(&self, sources: &[Arc<str>]) -> Result<Vec<String>, StoreError> {
+        self.connection.follow_name(self.bound).await?;
         let sources: Vec<&str> = sources.iter().map(|source| &**source).collect();
         let params: [Param<'_>; 2] = [(&sources, Type::TEXT_ARRAY), (&self.table, Type::TEXT)];
         let rows = self.connection.query(include_str!("sql/prefer.sql"), &params, self.bound).await?;
@@ -278,5 +304,15 @@ impl Locks {
             }
         }
         Ok(ours)
+    }
+
+    /// Frees the locks of these sources.
+    ///
+    /// # Errors
+    /// As [`Locks::try_lock`].
+    pub async fn unlock(&self, sources: &[Arc<str>]) -> Result<(), StoreError> {
+        let sources: Vec<&str> = sources.iter().map(|source| &**source).collect();
+        let params: [Param<'_>; 2] = [(&sources, Type::TEXT_ARRAY), (&self.table, Type::TEXT)];
+        self.connection.query(include_str!("sql/unprefer.sql"), &params, self.bound).await.map(drop)
     }
 }

@@ -19,6 +19,7 @@ mod pipeline;
 mod plan;
 mod producer;
 mod record;
+mod reload;
 mod row_filter;
 mod rows_text;
 mod sweep;

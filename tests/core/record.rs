@@ -7,7 +7,7 @@ use keiro_relay::domain::record::{self, Record};
 use uuid::Uuid;
 
 /// A row with every nullable column null.
-fn bare() -> Message {
+pub(crate) fn bare() -> Message {
     Message {
         outbox_id: Uuid::nil(),
         message_id: "msg_01h455vb4pex5vsknk084sn02q".into(),

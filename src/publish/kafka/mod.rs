@@ -96,7 +96,7 @@ impl Publisher for KafkaPublisher {
 
     fn probe(&self) -> BoxFuture<'_, Result<(), PublishError>> {
         let probe = async {
-            self.careful.ask_cluster(PROBE_MAX).await.map_err(PublishError)?;
+            self.careful.ask_cluster(PROBE_MAX).await.map_err(PublishError::new)?;
             self.faults.lock().answered();
             Ok(())
         };

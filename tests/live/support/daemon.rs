@@ -86,6 +86,12 @@ impl Daemon {
         services::signal(name, &[self.child.id()]).expect("send a signal");
     }
 
+    /// Writes another configuration file and tells the daemon to read it.
+    pub fn reload(&self, setup: &Setup<'_>) {
+        fs::write(self.config(), setup.toml(self.http.number())).expect("write the configuration");
+        self.signal("HUP");
+    }
+
     /// Whether it still runs.
     pub fn is_running(&mut self) -> bool {
         if self.status.is_none() {
