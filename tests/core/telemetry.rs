@@ -121,6 +121,8 @@ fn every_metric_of_the_design_is_there_with_its_type_and_labels_from_the_start()
         ("table_dead_tuples", "gauge", ""),
         ("oldest_transaction_seconds", "gauge", ""),
         ("policy_info", "gauge", r#"hash="abc""#),
+        ("config_last_reload_successful", "gauge", ""),
+        ("config_last_reload_success_timestamp_seconds", "gauge", ""),
         ("build_info", "gauge", &format!("version=\"{}\"", env!("CARGO_PKG_VERSION"))),
     ];
     let text = metrics.render();

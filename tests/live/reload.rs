@@ -184,4 +184,13 @@ fn reload_names_what_needs_a_restart_hides_secrets_and_changes_the_log_level() {
         database.value("select status from keiro.keiro_outbox") == "sent"
     });
     wait_until("its claim to be told", LONG, || daemon.stderr().contains("\"level\":\"DEBUG\""));
+    // A source that is no longer ours is left to other relays: its lock is free.
+    let locks = "select count(*)::text from pg_locks where locktype = 'advisory' \
+                 and database = (select oid from pg_database where datname = current_database())";
+    wait_until("the lock of the source", LONG, || database.value(locks) == "1");
+    let before = daemon.json("/status")["config"].clone();
+    daemon.reload(&setup(&database, "[relay]\nunlisted_sources = \"ignore\"\n"));
+    reloaded(&daemon, &before);
+    wait_until("the lock to be free", LONG, || database.value(locks) == "0");
+    assert!(daemon.is_running() && daemon.stderr().contains("no longer served"), "{}", daemon.stderr());
 }

@@ -1,7 +1,7 @@
 //! The Kafka publisher: claimed rows to records, and what librdkafka reports of each to outcomes.
 //!
-//! Rows go through the fast lane ([`fast`]), many on their way at once; what fails there, and what is likely to, goes through the
-//! careful lane ([`careful`]): one record per batch and one in flight per lane, so that every code and every silence is the
+//! Rows go through the fast lane (`fast`), many on their way at once; what fails there, and what is likely to, goes through the
+//! careful lane (`careful`): one record per batch and one in flight per lane, so that every code and every silence is the
 //! record's own. Nothing here ever hands a record over after the call's deadline, lets a later
 //! record of a lane out after an earlier one that did not get through, or blocks a thread of the runtime.
 
