@@ -116,8 +116,8 @@ fn meddle(table: Table) {
     );
     let mut feed = Feed::new("keyed", &topic, Order::Key);
     let mut stream = Feed::new("stream", &stream_topic, Order::Source);
-    feed.insert_in(&mut session, 6000, 30);
-    stream.insert_in(&mut session, 3000, 5);
+    feed.insert_in(&mut session, 4000, 30);
+    stream.insert_in(&mut session, 1500, 5);
     let daemon = Daemon::start(&setup);
     let url = database.url();
     let counts: Vec<(usize, usize, usize)> = std::thread::scope(|scope| {
@@ -150,7 +150,7 @@ async fn operate(url: &str) -> (usize, usize, usize) {
                    order by created_at limit 100) w order by random() limit 5";
     let given_up = "select outbox_id from keiro.keiro_outbox where status = 'rejected' order by random() limit 5";
     /// Enough to meet the relay everywhere; each makes the front of a lane wait for a moment.
-    const ROUNDS: usize = 150;
+    const ROUNDS: usize = 100;
     let (mut cancelled, mut retried, mut refused) = (0, 0, 0);
     for _ in 0..ROUNDS {
         let changes = operator.change(&cancel(), &ids(waiting).await).await;

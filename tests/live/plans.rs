@@ -241,6 +241,29 @@ async fn check(explainer: &Explainer, profile: Profile) {
         .await;
     let arguments = format!("'{ids}', {attempts}, '2025-01-01', {}", repeated("publishing", 100));
     explainer.expect(("settled_already", &format!("{settle}, text[]"), &arguments), &[primary], 100, 100 * 10).await;
+
+    // What operators do.
+    let waiting = explainer.ids("stream", 100).await;
+    let arguments = format!("'{waiting}', 0, '{{pending,failed}}'");
+    explainer.expect(("change_lock", "uuid[], bigint, text[]", &arguments), &[primary], 100, 100 * 10).await;
+    explainer.expect(("change_look", "uuid[], bigint", &format!("'{waiting}', 0")), &[primary], 100, 100 * 10).await;
+    let arguments = format!("'{ids}', '{{publishing}}', false, null, 0");
+    let types = "uuid[], text[], bool, timestamptz, bigint";
+    explainer.expect(("to_pending", types, &arguments), &[primary], 100, 100 * 80).await;
+    let arguments = format!("'{waiting}', null, 1000000");
+    explainer.expect(("reschedule", "uuid[], timestamptz, bigint", &arguments), &[primary], 100, 100 * 80).await;
+    explainer.expect(("cancel", "uuid[], text", &format!("'{waiting}', 'x'")), &[primary], 100, 100 * 80).await;
+    explainer.expect(("lane_lock", "uuid[]", &format!("'{waiting}'")), &[primary], 100, 100 * 10).await;
+    let sent_ids = explainer.ids("done", 100).await;
+    let arguments = format!("'{sent_ids}', '{{sent}}'");
+    explainer.expect(("prune", "uuid[], text[]", &arguments), &[primary], 100, 100 * 20).await;
+    let arguments =
+        format!("{}, {}, {keys}, {}", repeated(&nil.to_string(), 32), repeated("s", 32), repeated("2026-01-01", 32));
+    let types = "uuid[], text[], text[], timestamptz[]";
+    explainer.expect(("lane_next", types, &arguments), &[source, key], 32, 32 * 10).await;
+    let arguments = format!("'infinity', '-infinity', 1000, {}, {keys}", repeated("s", 32));
+    let types = "timestamptz, timestamptz, bigint, text[], text[]";
+    explainer.expect(("lane_sent", types, &arguments), &[sent], 1, 1000 * 3).await;
 }
 
 async fn plans(table: Table) {

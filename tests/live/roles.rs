@@ -198,10 +198,16 @@ fn each_role_does_its_job_with_the_program() {
     session.execute("update keiro.keiro_outbox set published_at = now() - interval '2 hours'");
     wait_until("retention", LONG, || session.rows("true") == 0);
 
+    for arguments in [&["retry", "--everything"][..], &["prune", "--before", "1h"], &["replay", "--everything"]] {
+        command(&operator, arguments, "", 0);
+    }
+
     // And what is not theirs says which right is missing.
     for (setup, arguments) in [
         (&reader, &["pause", "x"][..]),
         (&reader, &["resume", "--topic", "x"]),
+        (&reader, &["retry", "--everything"]),
+        (&reader, &["prune", "--before", "1h"]),
         (&producer, &["status"]),
         (&producer, &["pause", "--list"]),
         (&relay, &["pause", "x"]),
