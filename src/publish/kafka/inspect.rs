@@ -276,13 +276,12 @@ impl ClientContext for Curious {
     }
 }
 
-/// `[thrd:…]: HOST:PORT/ID:   ApiKey Produce (0) Versions 3..12`
+/// Broker, request and its versions of `[thrd:…]: HOST:PORT/ID:   ApiKey Produce (0) Versions 3..12`; with TLS or SASL the protocol stands
+/// before the host, as `sasl_ssl://`.
 fn api_line(text: &str) -> Option<(&str, &str, (i16, i16))> {
     let (before, rest) = text.split_once(":   ApiKey ")?;
-    let broker = before.rsplit(' ').next()?.split('/').next()?;
-    // With TLS or SASL the name begins with the protocol.
-    let address = broker.rsplit("//").next()?;
-    let address = if address.is_empty() { before.rsplit("//").next()?.split('/').next()? } else { address };
+    let broker = before.rsplit(' ').next()?;
+    let address = broker.split_once("://").map_or(broker, |(_, address)| address).split('/').next()?;
     let (key, rest) = rest.split_once(" (")?;
     let (lowest, highest) = rest.split_once(" Versions ")?.1.split_once("..")?;
     Some((address, key, (lowest.parse().ok()?, highest.trim().parse().ok()?)))
