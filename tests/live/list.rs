@@ -280,7 +280,7 @@ async fn walk_whose_time_is_over_says_how_far_it_came_and_goes_on_from_there() {
             match page.after {
                 Some(before) if reached == before => bound *= 2,
                 Some(before) => {
-                    assert!(if descending { reached < before } else { reached > before }, "it comes forward")
+                    assert!(if descending { reached < before } else { reached > before }, "it comes forward");
                 }
                 None => {}
             }

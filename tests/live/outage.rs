@@ -231,7 +231,8 @@ fn database_that_cuts_connections_restarts_or_crashes_loses_nothing() {
     judge(&read_topic(&topic), &expected(&all)).assert_delivered(0);
 
     let mut in_flight = 0;
-    let interruptions: [(&str, fn(&keiro_relay::cli::demo::services::Postgres)); 3] = [
+    type Hurt = fn(&keiro_relay::cli::demo::services::Postgres);
+    let interruptions: [(&str, Hurt); 3] = [
         ("an orderly stop", |postgres| postgres.stop().expect("stopped")),
         ("a crash", |postgres| postgres.kill().expect("killed")),
         ("a hang", |postgres| postgres.pause().expect("paused")),
@@ -243,12 +244,12 @@ fn database_that_cuts_connections_restarts_or_crashes_loses_nothing() {
         in_flight += session.rows("status = 'publishing'") + 4 * 500;
         drop(session);
         hurt(&postgres);
-        if what != "a hang" {
-            wait_against(&daemon, "database", "database");
-            postgres.restart().expect("PostgreSQL starts again");
-        } else {
+        if what == "a hang" {
             std::thread::sleep(Duration::from_secs(3));
             postgres.resume().expect("resumed");
+        } else {
+            wait_against(&daemon, "database", "database");
+            postgres.restart().expect("PostgreSQL starts again");
         }
         let mended = Instant::now();
         daemon.wait_http_ok("/readyz", LONG);

@@ -82,9 +82,8 @@ fn retention_takes_sent_rows_of_its_age_and_nothing_else() {
             ),
             format!("status = 'failed', next_attempt_at = '2999-01-01', {year}"),
             format!("next_attempt_at = '2999-01-01', {year}"),
-            format!(
-                "status = 'publishing', attempt_count = 1, created_at = now() - interval '1 year', updated_at = now()"
-            ),
+            "status = 'publishing', attempt_count = 1, created_at = now() - interval '1 year', updated_at = now()"
+                .to_string(),
         ]
         .iter()
         .enumerate()

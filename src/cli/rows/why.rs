@@ -563,7 +563,7 @@ impl Words<'_> {
                 match facts.relays.as_deref() {
                     Some([]) => self.give("no_relay", "No relay is connected to this database."),
                     Some(instances) => {
-                        self.say(&format!("Connected to this database: {}.", escaped(&instances.join(", "))))
+                        self.say(&format!("Connected to this database: {}.", escaped(&instances.join(", "))));
                     }
                     None => {}
                 }
