@@ -15,7 +15,7 @@ use crate::support::database::Table;
 use crate::support::outbox::{Outbox, id, keyed, row, seed, with};
 use crate::support::random::{Kinds, one_of};
 
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 2;
 const ROWS: u64 = 150;
 const QUERIES: usize = 60;
 
@@ -280,7 +280,7 @@ async fn walk_whose_time_is_over_says_how_far_it_came_and_goes_on_from_there() {
             match page.after {
                 Some(before) if reached == before => bound *= 2,
                 Some(before) => {
-                    assert!(if descending { reached < before } else { reached > before }, "it comes forward")
+                    assert!(if descending { reached < before } else { reached > before }, "it comes forward");
                 }
                 None => {}
             }
