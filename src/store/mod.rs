@@ -2,6 +2,7 @@
 //!
 //! Nothing here ever talks to the broker or decides what an outcome means; only `migrate` runs DDL.
 
+mod branches;
 mod change;
 mod claim;
 mod connect;
@@ -30,6 +31,7 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+pub use branches::{Filter, Query, Unserved};
 pub use change::{CHANGE_ROWS_MAX, History, Rules};
 pub use claim::Claim;
 pub use db::{Db, Dedicated, Listener, Notification, Param, Tx, WAKE_CHANNEL};
@@ -48,7 +50,7 @@ pub use migrate::{Found, MigrateError, Report, migrate, table_sql};
 pub use names::{qualified, quoted};
 pub use page::{Cell, Record, Walked};
 pub use pauses::{PAUSES_MAX, PauseEnd, Paused, PausesError};
-pub use select::{Binds, Filter, Page, Query, Selection, Sort, Status, Unserved, When};
+pub use select::{Binds, Page, Selection, Sort, Status, When};
 pub use settle::Settled;
 pub use verb::{Changes, Due, Unchanged, Verb, Why};
 pub use verify::{Instants, RowName, SentRange};

@@ -11,9 +11,10 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
+use super::branches::{Query, Unserved};
 use super::inspect::{COLUMNS, REJECTED_COLUMNS, Shape};
 use super::names::qualified;
-use super::select::{Binds, EARLIEST, LATEST, Page, Query, Selection, Unserved};
+use super::select::{Binds, EARLIEST, LATEST, Page, Selection};
 use super::{Store, StoreError};
 use crate::domain::message::PgTime;
 

@@ -9,7 +9,8 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::select::{Binds, Query, Unserved};
+use super::branches::{Query, Unserved};
+use super::select::Binds;
 use super::{Store, StoreError};
 use crate::domain::message::{PgTime, Position};
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use keiro_relay::cli::rows::cursor::{Cursor, ListQuery};
+use keiro_relay::cli::rows::explain::explain;
 use keiro_relay::cli::rows::text::{FAR_FROM, HELD_FROM, cut, distance, escaped, instant, json_line, span, wrapped};
-use keiro_relay::cli::rows::why::{Facts, Halt, ParkedTopic, Ready, Reason, RelayStatus, SourceStatus, explain};
+use keiro_relay::cli::rows::why::{Facts, Halt, ParkedTopic, Ready, Reason, RelayStatus, SourceStatus};
 use keiro_relay::domain::message::PgTime;
 use keiro_relay::domain::policy::Policy;
 use keiro_relay::store::{Ahead, LaneHead, Selection, Sort, When};

@@ -15,7 +15,7 @@ use crate::support::database::Table;
 use crate::support::outbox::{Outbox, id, keyed, row, seed, with};
 use crate::support::random::{Kinds, one_of};
 
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 2;
 const ROWS: u64 = 150;
 const QUERIES: usize = 60;
 

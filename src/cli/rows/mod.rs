@@ -3,6 +3,7 @@
 //! Nothing here ever changes a row: every statement runs in a read-only transaction, for at most `--timeout`.
 
 pub mod cursor;
+pub mod explain;
 pub mod filter;
 pub mod list;
 pub mod show;
