@@ -215,7 +215,7 @@ fn requeue_takes_rows_whose_lease_ran_out_and_spends_the_last_attempt() {
                 &outbox.database.connect().await,
                 &[in_state(1, "publishing", table), spent, in_state(3, "publishing", table)],
             )
-            .await
+            .await;
         });
         outbox.database.execute(&format!(
             "update keiro.keiro_outbox set updated_at = now() - interval '4 minutes' where outbox_id = '{}'",

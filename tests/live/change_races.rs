@@ -33,7 +33,7 @@ struct Operator {
 impl Operator {
     async fn on(url: &str) -> Self {
         let mut config = outbox::config(url);
-        config.relay.instance = "operator".to_owned();
+        "operator".clone_into(&mut config.relay.instance);
         let store = Store::new(&config, 2).expect("a store");
         let shape = store.inspect().await.expect("a table");
         store.adopt(&shape);
