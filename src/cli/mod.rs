@@ -116,7 +116,7 @@ enum Command {
         #[arg(long)]
         all_or_nothing: bool,
         /// What to do with a line whose row is there already.
-        #[arg(long, value_enum, default_value = "accept-identical")]
+        #[arg(long, value_enum, default_value = "coalesce")]
         on_duplicate: enqueue::OnDuplicateName,
     },
     /// List rows, oldest first: those that are not finished, unless a filter says otherwise.

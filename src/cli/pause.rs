@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::health;
 use super::operator::{open, open_beside};
 pub(super) use super::rows::text::escaped as printable;
 use super::{EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_USAGE, complain, say};
@@ -18,6 +19,8 @@ use crate::domain::pause::{Pause, PauseTarget};
 use crate::domain::policy::Policy;
 use crate::store::{PauseEnd, PausesError, Store, StoreError};
 
+/// How long the relay may take to answer.
+const RELAY_MAX: Duration = Duration::from_secs(2);
 /// Longest `--for`: longer is for ever, and that is what neither option says.
 const FOR_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -229,7 +232,7 @@ async fn resume_source(config: &Config, source: &str, target: &PauseTarget, opti
     };
     // A source that is not served may hold a row of the time when it was.
     let policy = config.rules(source).map_or(Policy::BestEffort, |rules| rules.policy);
-    let freed = match free(&store, source, policy, dry_run).await {
+    let freed = match free(config, &store, source, policy, dry_run).await {
         Ok(freed) => freed,
         Err(error) => {
             complain(&error.to_string());
@@ -287,19 +290,38 @@ impl Freed {
     }
 }
 
-async fn free(store: &Store, source: &str, policy: Policy, dry_run: bool) -> Result<Freed, StoreError> {
+async fn free(
+    config: &Config,
+    store: &Store,
+    source: &str,
+    policy: Policy,
+    dry_run: bool,
+) -> Result<Freed, StoreError> {
     if let Some(id) = store.resume(source, policy, dry_run).await? {
         return Ok(Freed::Row(id));
     }
+    // Before it is told.
+    let moves = moves(config, source);
     if !dry_run {
         store.tell_resumed(source).await?;
     }
-    let breaker_alone = policy != Policy::StopTheLine;
+    let breaker_alone = policy != Policy::StopTheLine && !moves;
     Ok(if breaker_alone && store.waits(&PauseTarget::Source(source.to_owned())).await? {
         Freed::Told
     } else {
         Freed::Nothing
     })
+}
+
+/// Whether the relay of this configuration serves the source and says that nothing halts it.
+fn moves(config: &Config, source: &str) -> bool {
+    let Ok(answer) = health::get(config.http.listen, "/status", RELAY_MAX) else { return false };
+    let Ok(status) = serde_json::from_str::<Value>(&answer.body) else { return false };
+    let sources = status["sources"].as_array().map_or(&[][..], Vec::as_slice);
+    sources
+        .iter()
+        .find(|shown| shown["source"] == source)
+        .is_some_and(|shown| shown["halt"].is_null() && shown["elsewhere"] == false)
 }
 
 /// Says what else holds rows of the source back.

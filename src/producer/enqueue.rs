@@ -228,6 +228,15 @@ impl Outbox {
         Ok(())
     }
 
+    /// The statement that finds twins. Whoever does not compare them needs no right to read what they hold.
+    fn twins(&self) -> String {
+        let differing = match self.on_duplicate {
+            OnDuplicate::Coalesce => "'{}'::text[]",
+            OnDuplicate::Reject | OnDuplicate::AcceptIdentical => include_str!("../store/sql/enqueue_differing.sql"),
+        };
+        self.twins.replace("{differing}", differing)
+    }
+
     /// Finds what the rows without a result coalesced with, and which of them may not.
     async fn find_twins(
         &self,
@@ -247,7 +256,7 @@ impl Outbox {
             .collect();
         let columns = columns(rows, &open);
         // created_at and next_attempt_at are not compared.
-        for row in client.query_typed(&self.twins, &params(&columns[..COMPARED_COLUMNS])).await? {
+        for row in client.query_typed(&self.twins(), &params(&columns[..COMPARED_COLUMNS])).await? {
             let place: i64 = row.try_get("place")?;
             let index = usize::try_from(place - 1).ok().and_then(|place| open.get(place)).copied();
             let index = index.expect("the statement numbers the rows it was given");

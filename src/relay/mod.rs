@@ -687,12 +687,13 @@ async fn serve_sources(ctx: Arc<Context>) {
                 // Its policy changed: everything of it is settled, so it may begin anew.
                 if !ctx.stop.is_cancelled() {
                     served.remove(&source);
+                    // A halt of the earlier policy is over; what halts the source under the next is seen soon.
+                    ctx.board.halted(&source, None);
                     if serve(&ctx, &mut loops, &source) {
                         served.insert(source);
                     } else {
                         info!(source = &*source, "no longer served");
                         ctx.wakers().remove(&source);
-                        ctx.board.halted(&source, None);
                         ctx.sources_changed.notify_one();
                     }
                 }
@@ -710,8 +711,6 @@ async fn serve_sources(ctx: Arc<Context>) {
 fn serve(ctx: &Arc<Context>, loops: &mut JoinSet<Arc<str>>, source: &Arc<str>) -> bool {
     let Some(rules) = ctx.live.rules(source) else { return false };
     info!(source = &**source, policy = rules.policy.name(), "serving");
-    // A halt of an earlier policy is over; what halts the source under this one is seen soon.
-    ctx.board.halted(source, None);
     let (looping, source) = (source_loop(ctx, source, rules, Mode::Forever), Arc::clone(source));
     loops.spawn(async move {
         looping.run().await;

@@ -161,7 +161,9 @@ fn behind_a_transaction_pooler_everything_is_drained() {
     assert_eq!(record.value.as_deref(), Some(&b"\x00\xff\x0a\\"[..]));
     assert_eq!(record.header("keiro-attributes"), Some("{\"a\":[1.50,\"\\\\\"]}"));
     // No named statement and no session state, which the next server connection would not know.
-    assert_eq!(daemon.stderr().matches("\"WARN\"").count(), 0, "{}", daemon.stderr());
+    let log = daemon.stderr();
+    let warned = |line: &&str| line.contains("\"WARN\"") && !line.contains("pauses are not read");
+    assert_eq!(log.lines().filter(warned).count(), 0, "{log}");
 }
 
 #[test]
@@ -299,7 +301,8 @@ fn sources_with_odd_names_are_served_by_their_rules_and_unlisted_ones_can_be_ign
         assert!(shown.contains(&name), "{name:?} is not in {shown:?}");
     }
     let text = run_command(&setup, &["status"], "");
-    assert_eq!(text.stdout.lines().count(), 1 + names.len() + 1, "a line each: {}", text.stdout);
+    let of_a_source = |line: &&str| line.contains(" per_source ") || line.starts_with("Billing  ");
+    assert_eq!(text.stdout.lines().filter(of_a_source).count(), names.len() + 1, "a line each: {}", text.stdout);
     daemon.wait_http_ok("/readyz", LONG);
 }
 

@@ -38,10 +38,10 @@ const SOURCES_WOKEN_MAX: usize = 256;
 /// `--on-duplicate`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum OnDuplicateName {
-    /// Not written again when it is the same; a different one is an error that names the columns.
-    AcceptIdentical,
     /// Not written again, whatever it holds.
     Coalesce,
+    /// Not written again when it is the same; a different one is an error that names the columns.
+    AcceptIdentical,
     /// An error.
     Reject,
 }

@@ -24,26 +24,7 @@ found as (
 )
 select
   found.place, o.outbox_id, o.message_id,
-  array_remove(array[
-    case when o.source is distinct from f.source then 'source' end,
-    case when o.destination is distinct from f.destination then 'destination' end,
-    case when o.message_key is distinct from f.message_key then 'message_key' end,
-    case when o.event_type is distinct from f.event_type then 'event_type' end,
-    case when o.schema_version is distinct from f.schema_version then 'schema_version' end,
-    case when o.content_type is distinct from f.content_type then 'content_type' end,
-    case when o.schema_registry is distinct from f.schema_registry then 'schema_registry' end,
-    case when o.schema_subject is distinct from f.schema_subject then 'schema_subject' end,
-    case when o.schema_version_ref is distinct from f.schema_version_ref then 'schema_version_ref' end,
-    case when o.schema_id is distinct from f.schema_id then 'schema_id' end,
-    case when o.schema_fingerprint is distinct from f.schema_fingerprint then 'schema_fingerprint' end,
-    case when o.source_event_id is distinct from f.source_event_id then 'source_event_id' end,
-    case when o.source_global_position is distinct from f.source_global_position then 'source_global_position' end,
-    case when o.causation_id is distinct from f.causation_id then 'causation_id' end,
-    case when o.correlation_id is distinct from f.correlation_id then 'correlation_id' end,
-    case when o.payload_bytes is distinct from f.payload_bytes then 'payload_bytes' end,
-    case when o.attributes is distinct from f.attributes::jsonb then 'attributes' end,
-    case when o.occurred_at <> f.occurred_at then 'occurred_at' end
-  ], null) as differing
+  {differing} as differing
 from found
 join f on f.place = found.place
 join {table} o on o.outbox_id = found.outbox_id
