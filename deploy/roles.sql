@@ -32,7 +32,11 @@ begin
     execute format('grant usage on schema %I to %I', outbox_schema, role_name);
   end loop;
 
-  execute format('grant insert on %s to %I', outbox, producer);
+  -- Not status and what belongs to it: a row begins as the table's defaults have it.
+  execute format('grant insert (outbox_id, message_id, source, destination, message_key, event_type, schema_version, content_type, '
+    'schema_registry, schema_subject, schema_version_ref, schema_id, schema_fingerprint, source_event_id, source_global_position, '
+    'causation_id, correlation_id, traceparent, tracestate, payload_bytes, attributes, occurred_at, created_at, next_attempt_at) '
+    'on %s to %I', outbox, producer);
   -- What `on conflict (source, message_id)` and `returning` read, and what finds the row that a retry coalesced with.
   execute format('grant select (outbox_id, source, message_id) on %s to %I', outbox, producer);
   -- Without delete retention is off.

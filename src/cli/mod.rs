@@ -193,7 +193,8 @@ enum Command {
     Prune(change::Prune),
     /// Send rows again that were sent. Consumers that dedupe on keiro-message-id take no notice of them.
     ///
-    /// In an ordered lane that has later rows sent, they would arrive after those: that needs --allow-reorder.
+    /// In an ordered lane that has later rows sent, they would arrive after those: that needs --allow-reorder. Without it the rows that
+    /// nothing overtook (the last ones of each lane) are sent again all the same; --dry-run counts them.
     #[command(
         after_help = "Example:\n  keiro-relay replay --source billing --since 2026-01-02T03:00:00Z --until 2026-01-02T04:00:00Z \
                       --allow-reorder"

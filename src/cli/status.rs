@@ -288,7 +288,10 @@ impl Seen {
             words.push(format!("halted (breaker): {}", printable(&reason)));
         }
         if sample.unknown > 0 {
-            words.push(format!("{} rows in a status nobody knows block their lanes", sample.unknown));
+            words.push(format!(
+                "{} rows in a status nobody knows are never sent; in an ordered lane they hold back the rest",
+                sample.unknown
+            ));
         }
         let Ok(pauses) = &self.pauses else { return words };
         let mut lanes = 0;

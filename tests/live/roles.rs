@@ -63,9 +63,16 @@ const STATEMENTS: &[(&str, &str)] = &[
         "create trigger t before insert on keiro.keiro_outbox for each row execute function suppress_redundant_updates_trigger()",
         "",
     ),
+    // Who has a right on the table gives on nothing, with a warning; who has rights on its columns only is refused.
     (
         "grant select on keiro.keiro_outbox to public; select 1 / (not has_table_privilege('public', 'keiro.keiro_outbox', 'select'))::int",
-        "prow",
+        "row",
+    ),
+    // A row that claims to have been sent would never be.
+    (
+        "insert into keiro.keiro_outbox (outbox_id, message_id, source, destination, event_type, schema_version, content_type, payload_bytes, \
+      occurred_at, status, published_at) values (gen_random_uuid(), 'm', 's', 't', 'e', 1, 'text/plain', '', now(), 'sent', now())",
+        "",
     ),
     ("select * from keiro_relay.pauses", "row"),
     (

@@ -87,7 +87,7 @@ fn status_says_what_is_blocked_and_by_what() {
         "paused lane \"k\\u{1b}1\" since 20",
         "topic \"elsewhere\": paused since 20",
         "source \"nobody\" (no rows): paused since 20",
-        "1 rows in a status nobody knows block their lanes",
+        "1 rows in a status nobody knows are never sent; in an ordered lane they hold back the rest",
         "parked topics, breakers: unknown, only a running relay knows them",
         "keeping up, 19 rows wait, the oldest ready one for ",
     ] {

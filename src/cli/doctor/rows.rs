@@ -148,7 +148,7 @@ fn unknown_status(store: &Store, front: &Front) -> Check {
     Check::fail(
         NAME,
         format!(
-            "{}, {}, are in a status that nobody knows ({}): they are never sent and block their lane",
+            "{}, {}, are in a status that nobody knows ({}): they are never sent and hold back later rows of an ordered lane",
             told(&counts),
             looked_at(front),
             listed(quoted.iter().map(String::as_str))

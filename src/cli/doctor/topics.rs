@@ -98,9 +98,10 @@ fn of_topic(config: &Config, cluster: &Cluster, name: &str, demand: Demand) -> V
 }
 
 fn unknown_topic(cluster: &Cluster, brokers: &str, name: &str) -> Check {
+    let copies = cluster.brokers.len().clamp(1, REPLICAS);
+    let in_sync = if copies == REPLICAS { format!(" --config min.insync.replicas={IN_SYNC}") } else { String::new() };
     let create = format!(
-        "kafka-topics.sh --bootstrap-server {brokers} --create --topic {name} --partitions 12 --replication-factor 3 --config \
-         min.insync.replicas=2"
+        "kafka-topics.sh --bootstrap-server {brokers} --create --topic {name} --partitions 12 --replication-factor {copies}{in_sync}"
     );
     let by_itself =
         |settings: &Settings| settings.get("auto.create.topics.enable").is_some_and(|value| value == "true");
@@ -248,10 +249,12 @@ fn in_sync(brokers: &str, name: &str, settings: &Settings, description: &Descrip
         );
     }
     if least < IN_SYNC {
+        // With as many copies as must be in sync, the first broker that is down stops the topic.
+        let first = if copies > IN_SYNC { "" } else { "# first give it more copies (topic.replication), then:\n" };
         return Check::warn(
             NAME,
             format!("{least}: a record counts as acknowledged when one broker has it, and is lost with that broker"),
-            set(IN_SYNC),
+            format!("{first}{}", set(IN_SYNC)),
         );
     }
     if least >= copies {

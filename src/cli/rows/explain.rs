@@ -136,8 +136,8 @@ impl Words<'_> {
     fn unknown_status(&mut self) {
         self.give(
             "unknown_status",
-            "That is no status of this table's contract: no relay claims such a row, and it holds back every later row of its lane \
-             until somebody gives it a status that is one.",
+            "That is no status of this table's contract: no relay claims such a row, and in an ordered lane it holds back every later \
+             row until somebody gives it a status that is one.",
         );
     }
 
