@@ -6,6 +6,8 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 /// How long the command waits in all.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest answer that is read; a verdict is a few hundred bytes, the status of ten thousand sources some megabytes.
@@ -41,6 +43,17 @@ pub(super) fn get(listen: SocketAddr, path: &str, timeout: Duration) -> Result<A
     ask(address, path, timeout).map_err(|error| {
         format!("no answer from http://{address}{path}: {error}; is the relay running, with this http.listen?")
     })
+}
+
+/// What the relay that listens on `listen` says of itself on `/status`.
+///
+/// # Errors
+/// As [`check`], and when somebody else answers.
+pub(super) fn status(listen: SocketAddr, timeout: Duration) -> Result<Value, String> {
+    let answer = get(listen, "/status", timeout)?;
+    let status: Option<Value> = serde_json::from_str(&answer.body).ok();
+    let of_a_relay = |status: &Value| status["policy_hash"].is_string();
+    status.filter(of_a_relay).ok_or_else(|| format!("what answers on http.listen ({listen}) is no keiro-relay"))
 }
 
 /// Asks for a path; `timeout` bounds all of it.
@@ -90,7 +103,7 @@ fn parse(answer: &str) -> Option<Answer> {
 }
 
 /// The address to connect to for an address to listen on.
-pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
+fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),

@@ -300,13 +300,12 @@ async fn free(
     if let Some(id) = store.resume(source, policy, dry_run).await? {
         return Ok(Freed::Row(id));
     }
-    // Before it is told.
-    let moves = moves(config, source);
+    // Asked before the relays are told, and only where nothing but a breaker could hold the source.
+    let may_be_broken = policy != Policy::StopTheLine && !moves(config, source);
     if !dry_run {
         store.tell_resumed(source).await?;
     }
-    let breaker_alone = policy != Policy::StopTheLine && !moves;
-    Ok(if breaker_alone && store.waits(&PauseTarget::Source(source.to_owned())).await? {
+    Ok(if may_be_broken && store.waits(&PauseTarget::Source(source.to_owned())).await? {
         Freed::Told
     } else {
         Freed::Nothing
@@ -315,8 +314,7 @@ async fn free(
 
 /// Whether the relay of this configuration serves the source and says that nothing halts it.
 fn moves(config: &Config, source: &str) -> bool {
-    let Ok(answer) = health::get(config.http.listen, "/status", RELAY_MAX) else { return false };
-    let Ok(status) = serde_json::from_str::<Value>(&answer.body) else { return false };
+    let Ok(status) = health::status(config.http.listen, RELAY_MAX) else { return false };
     let sources = status["sources"].as_array().map_or(&[][..], Vec::as_slice);
     sources
         .iter()

@@ -143,18 +143,8 @@ async fn read(
 
 /// Asks the relay of this configuration while the table is looked at.
 fn ask_relay(config: &Config) -> tokio::task::JoinHandle<Result<Value, String>> {
-    let address = health::reachable(config.http.listen);
-    tokio::task::spawn_blocking(move || {
-        if address.port() == 0 {
-            return Err("http.listen has port 0, so its port is not known".to_owned());
-        }
-        let answer = health::ask(address, "/status", RELAY_TIMEOUT)
-            .map_err(|error| format!("no answer from http://{address}/status: {error}"))?;
-        let status: Option<Value> = serde_json::from_str(&answer.body).ok();
-        status
-            .filter(|status| status["policy_hash"].is_string())
-            .ok_or_else(|| format!("http://{address}/status is not a relay's"))
-    })
+    let listen = config.http.listen;
+    tokio::task::spawn_blocking(move || health::status(listen, RELAY_TIMEOUT))
 }
 
 impl Seen {

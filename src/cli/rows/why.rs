@@ -240,7 +240,6 @@ async fn pauses(store: &Store, row: &Record, head: Option<&LaneHead>) -> Result<
 
 /// What the relay of this configuration says of itself.
 fn ask(listen: SocketAddr) -> Result<RelayStatus, String> {
-    let answer = health::get(listen, "/status", RELAY_MAX)?;
-    serde_json::from_str(&answer.body)
+    serde_json::from_value(health::status(listen, RELAY_MAX)?)
         .map_err(|_| format!("what answers on http.listen ({listen}) is no keiro-relay of this version"))
 }
